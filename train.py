@@ -191,9 +191,8 @@ def copy_weights_of(parent: Checkpoint, run: Run) -> None:
 def build_resumed(command: Command, checkpoint: Checkpoint, world: World) -> Run:
     """Build a run in the state of a checkpoint, and print what has changed since."""
     settings, before = resumed_settings(command, checkpoint), checkpoint.settings
-    options = {name.rpartition(".")[2] for name in command.options}
     # trained on a GPU, resumed on a laptop
-    if settings.device not in ("auto", *available_devices()) and "device" not in options:
+    if settings.device not in ("auto", *available_devices()) and "device" not in command.options:
         say(f"note: no {settings.device.upper()} device on this machine; continuing with auto")
         settings = replace(settings, device="auto")
     if command.minutes:
@@ -211,7 +210,7 @@ def build_resumed(command: Command, checkpoint: Checkpoint, world: World) -> Run
 
     # `auto` chose these for the length of the run when it began
     kept = {"dropout": before.model.dropout, "eval_interval": before.train.eval_interval}
-    kept = {name: value for name, value in kept.items() if name not in options}
+    kept = {name: value for name, value in kept.items() if name not in command.options}
     if kept and settings.train.max_iters != before.train.max_iters:
         values = " and ".join(f"{name} {value:g}" for name, value in kept.items())
         advice = " ".join(f"--{name}=auto" for name in kept)
@@ -253,7 +252,7 @@ def new_run_command(command: Command, checkpoint: Checkpoint, data: DataConfig) 
     new_folder = next(f"{folder}-{n}" for n in count(2) if not holds_run(Path(f"{folder}-{n}")))
     words = [folder / SETTINGS_FILE, f"--init_from={folder}", f"--out_dir={new_folder}"]
     for name in ("sources", "val_sources"):
-        words += [f"--{name}={source}" for source in command.options.get(f"data.{name}", ())]
+        words += [f"--{name}={source}" for source in command.options.get(name, ())]
     words.append("--dropout=auto")
     with suppress(UserError):  # the new run will report it
         corpus = load_corpus(data, vocabulary=checkpoint.vocabulary, add_characters=True)
@@ -264,7 +263,7 @@ def new_run_command(command: Command, checkpoint: Checkpoint, data: DataConfig) 
 
 def data_settings(command: Command, settings: Config) -> DataConfig:
     """Return the settings of the text; sources from the command line have no fallback."""
-    if "data.sources" in command.options and "data.fallback" not in command.options:
+    if "sources" in command.options and "fallback" not in command.options:
         return replace(settings.data, fallback="")
     return settings.data
 

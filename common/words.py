@@ -80,8 +80,7 @@ def did_you_mean(given: str, known: dict[str, str], otherwise: str) -> str:
 
     `known` maps names to what is printed for them.
     """
-    # the right name in the wrong section (train.n_layer), a typo, or the beginning of a name
-    key = given.rpartition(".")[2]
-    near = [key] if key in known else difflib.get_close_matches(given[:99], known, n=1)
+    # a typo, or the beginning of a name
+    near = difflib.get_close_matches(given[:99], known, n=1)
     near = near or [name for name in known if given and name.startswith(given)]
     return f"did you mean {known[near[0]]}?" if near else otherwise

@@ -1,13 +1,12 @@
-"""Settings: dataclass fields with a meaning and a range; functions that parse and check values."""
+"""Settings: dataclass fields with a meaning and a range, and the function that checks a value."""
 
 import dataclasses
 import math
 import operator
 import re
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import Field, fields, is_dataclass
-from types import UnionType
-from typing import get_args, get_origin
+from typing import get_args
 
 from common.errors import ConfigError
 from common.words import quoted
@@ -21,8 +20,6 @@ LIMITS = {
 }
 ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\"}
 ESCAPE_OF = {character: f"\\{letter}" for letter, character in ESCAPES.items()}
-# NUL and surrogates: settings with these cannot be saved
-INVALID_TEXT = re.compile("[\0\ud800-\udfff]")
 
 
 def setting(
@@ -31,10 +28,9 @@ def setting(
     """Declare a setting: a dataclass field with a meaning, choices and limits.
 
     The limits are those of LIMITS: `at_least=0, less_than=1`. A number may have choices too:
-    `int | str` with choices ("auto",). A setting whose default is None is optional. A `fixed`
-    setting cannot change in a run.
+    `int | str` with choices ("auto",). A setting whose default is None is optional, one whose
+    default is a tuple is a list of strings. A `fixed` setting cannot change in a run.
     """
-    assert limits.keys() <= LIMITS.keys()
     metadata = {"meaning": meaning, "choices": choices, "limits": limits, "fixed": fixed}
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -46,116 +42,80 @@ class Checked:
         for field in fields(self):
             if field.metadata:
                 # a frozen dataclass refuses an assignment, even in here
-                object.__setattr__(self, field.name, check_value(field, getattr(self, field.name)))
+                object.__setattr__(self, field.name, parse_value(field, getattr(self, field.name)))
+
+
+def parts_of(section: type) -> list[type]:
+    """Return a dataclass and those in it: Config, DataConfig, ModelConfig, TrainConfig."""
+    return [section, *(field.type for field in fields(section) if is_dataclass(field.type))]
 
 
 def settings_of(section: type) -> dict[str, Field]:
-    """Return the settings of a dataclass and its sections by full name: `seed`, `model.n_layer`."""
-    settings = {field.name: field for field in fields(section) if field.metadata}
-    for inner in fields(section):
-        if is_dataclass(inner.type):
-            inner_settings = settings_of(inner.type)
-            settings |= {f"{inner.name}.{name}": field for name, field in inner_settings.items()}
-    return settings
+    """Return the settings of a dataclass and its parts by name; all names differ."""
+    return {f.name: f for part in parts_of(section) for f in fields(part) if f.metadata}
 
 
 def value_type(field: Field) -> type:
-    """Return a setting's type without its choices: int, float, bool, str or tuple."""
-    origin = get_origin(field.type)
-    if origin is UnionType:  # `float | str`: a float, or a choice such as auto
-        return get_args(field.type)[0]
-    if origin is tuple:  # `tuple[str, ...]`
-        return tuple
-    return field.type
+    """Return the type of a value that is not a choice: int, float, bool, or str, also of a list."""
+    return (get_args(field.type) or [field.type])[0]
 
 
 def describe_allowed(field: Field) -> str:
-    """Describe the values that a setting may have."""
-    choices = field.metadata["choices"]
-    if value_type(field) is tuple:
+    """Describe the values that a setting may have: `auto or a number of at least 0`."""
+    choices, limits, type_ = field.metadata["choices"], field.metadata["limits"], value_type(field)
+    if isinstance(field.default, tuple):
         return "one string or several"
-    if value_type(field) is str and choices:
+    if type_ is str and choices:
         return f"one of {', '.join(choices)}"
-
-    # a number, after its choices: `auto or a number of at least 0`
-    limits = describe_limits(field)
-    return " or ".join([*choices, TYPE_NAMES[value_type(field)] + (limits and f" of {limits}")])
+    words = " and ".join(f"{name.replace('_', ' ')} {limit}" for name, limit in limits.items())
+    return " or ".join([*choices, TYPE_NAMES[type_] + (words and f" of {words}")])
 
 
-def describe_limits(field: Field) -> str:
-    """Describe the limits of a number: `at least 0 and less than 1`."""
-    limits = field.metadata["limits"].items()
-    return " and ".join(f"{name.replace('_', ' ')} {limit}" for name, limit in limits)
+def parse_value(field: Field, value: object) -> object:
+    """Return a value, or its text, in the type of its setting: "6.0" as 6, a list as a tuple.
 
-
-def parse_value(field: Field, text: str | list[str]) -> object:
-    """Parse a value by the type of its setting, without guessing: `on` is not true.
-
-    Raises ConfigError with the allowed values.
+    Nothing is guessed: `on` is not true. Raises ConfigError with the allowed values.
     """
-    # text that does not parse stays a string, which `check_value` refuses unless it is a choice
-    value, type_ = text, value_type(field)
-    if type_ is tuple and isinstance(text, str):
-        value = [text]
-    elif type_ is bool and isinstance(text, str):
-        value = {"true": True, "false": False}.get(text.lower(), text)
-    elif type_ in (int, float) and isinstance(text, str):
-        with suppress(ValueError):
-            value = float(text)
-    return check_value(field, value)
-
-
-def check_value(field: Field, value: object) -> object:
-    """Convert a value to the setting's exact type: 6.0 to 6, a list to a tuple.
-
-    Raises ConfigError with the allowed values if the type is wrong or the value out of range.
-    """
-    if value is None and field.default is None:
-        return value
-
-    # JSON and YAML have no tuples, and 1e3 may stand for an integer
-    if isinstance(value, list):
+    if isinstance(value, list):  # JSON and YAML have no tuples
         value = tuple(value)
-    type_ = value_type(field)
-    if type_ is int and isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if type_ is float and type(value) is int:
-        value = float(value)
-
-    if not _is_allowed(field, value):
-        # a file name that is not UTF-8 has lone surrogates
-        if isinstance(value, (str, tuple)) and re.search(
-            "[\ud800-\udfff]", "".join(map(str, value))
-        ):
-            raise ConfigError(
-                f"{field.name}: {quoted(value)} is not UTF-8; rename the file or folder"
-            )
-        raise ConfigError(f"{field.name} must be {describe_allowed(field)}, but is {quoted(value)}")
-    return value
+    try:
+        return _convert(field, value)
+    except UnicodeEncodeError:  # lone surrogates, by which Python reads such a file name
+        fault = f"{field.name}: {quoted(value)} is not UTF-8; rename the file or folder"
+    except (TypeError, ValueError):
+        fault = f"{field.name} must be {describe_allowed(field)}, but is {quoted(value)}"
+    raise ConfigError(fault)
 
 
-def _is_allowed(field: Field, value: object) -> bool:
-    """Return whether a value has the right type and is in range.
+def _convert(field: Field, value: object) -> object:
+    """Return a value in the type of its setting; raise ValueError or TypeError if it is wrong."""
+    type_, choices, limits = value_type(field), field.metadata["choices"], field.metadata["limits"]
+    if value in (None, "", ()):  # only a setting that is empty by default may be empty
+        if value == field.default:
+            return value
+    elif isinstance(field.default, tuple):
+        texts = (value,) if isinstance(value, str) else tuple(value)
+        if all(map(_is_text, texts)):
+            return texts
+    elif isinstance(value, str) and value in choices:
+        return value
+    elif type_ is str:
+        if _is_text(value) and not choices:
+            return value
+    elif type_ is bool:
+        if str(value).lower() in ("true", "false"):
+            return str(value).lower() == "true"
+    elif not isinstance(value, bool):
+        number = float(value)
+        in_range = all(LIMITS[name](number, limit) for name, limit in limits.items())
+        if in_range and math.isfinite(number) and number == type_(number):
+            return type_(number)
+    raise ValueError
 
-    Only a string or list that is empty by default may be empty.
-    """
-    choices, limits = field.metadata["choices"], field.metadata["limits"]
-    # a choice such as auto, which a number may have too
-    if isinstance(value, str) and value in choices:
-        return True
-    # not isinstance, for which True is an int
-    if type(value) is not value_type(field):
-        return False
 
-    if value in ("", ()):
-        return value == field.default
-    if isinstance(value, (int, float)):
-        in_range = all(LIMITS[name](value, limit) for name, limit in limits.items())
-        return math.isfinite(value) and in_range
-
-    items = value if isinstance(value, tuple) else (value,)
-    valid = all(isinstance(item, str) and item and not INVALID_TEXT.search(item) for item in items)
-    return valid and not choices
+def _is_text(value: object) -> bool:
+    """Return whether a value is a text that a file can store; raises UnicodeEncodeError."""
+    return isinstance(value, str) and value.encode() != b"" and "\0" not in value
 
 
 def universal_newlines(text: str) -> str:

@@ -8,7 +8,8 @@ file only sets a text, sizes, lengths, and `auto` for values that depend on the 
 """
 
 import re
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from collections.abc import Mapping
+from dataclasses import Field, asdict, dataclass, fields, is_dataclass, replace
 from itertools import combinations
 
 from common.errors import ConfigError
@@ -22,30 +23,35 @@ TEXT_URL = re.compile(
 # importing torch
 LAYOUTS = ("heads", "separate", "fused", "interleaved", "stacked", "unrolled")
 KERNELS = ("loop", "bmm", "batched", "sdpa")
-DEVICES = ("auto", "cuda", "mps", "cpu")
+AUTO = ("auto",)
+DEVICES = (*AUTO, "cuda", "mps", "cpu")
 DTYPES = ("float32", "bfloat16")
-# names in nanoGPT, Hugging Face, PyTorch and others -> the setting here
+# setting: its names in nanoGPT, Hugging Face, PyTorch and our own documents, where these are so
+# different that difflib does not find the setting
 OTHER_NAMES = {
-    "lr": "learning_rate", "muon_lr": "muon_learning_rate", "min_lr": "min_lr_ratio",
-    "wd": "weight_decay", "max_grad_norm": "grad_clip", "clip_grad_norm": "grad_clip",
-    "adam_beta1": "beta1", "adam_beta2": "beta2", "lr_scheduler_type": "schedule",
-    "warmup": "warmup_ratio", "warmup_steps": "warmup_ratio", "warmup_iters": "warmup_ratio",
-    "cooldown_iters": "cooldown_ratio", "steps": "max_iters", "max_steps": "max_iters",
-    "iters": "max_iters", "epochs": "max_iters", "num_train_epochs": "max_iters",
-    "eval_steps": "eval_interval", "save_steps": "save_interval", "logging_steps": "log_interval",
-    "early_stopping_patience": "patience",
-    "per_device_train_batch_size": "batch_size", "bs": "batch_size",
-    "accumulation_steps": "gradient_accumulation_steps", "context_length": "block_size",
-    "seq_len": "block_size", "n_ctx": "block_size", "n_positions": "block_size",
-    "max_position_embeddings": "block_size", "d_model": "n_embd", "hidden_size": "n_embd",
-    "embed_dim": "n_embd", "num_layers": "n_layer", "num_hidden_layers": "n_layer",
-    "depth": "n_layer", "num_heads": "n_head", "nhead": "n_head", "num_attention_heads": "n_head",
-    "dropout_rate": "dropout", "activation": "mlp", "tie_word_embeddings": "tied",
-    "dataset": "sources", "torch_compile": "compile", "checkpoint": "ckpt", "model_path": "ckpt",
-    "max_length": "max_new_tokens", "max_tokens": "max_new_tokens", "length": "max_new_tokens",
-    "n_samples": "num_samples", "num_return_sequences": "num_samples", "topk": "top_k",
-    "topp": "top_p", "start": "prompt",
-}  # fmt: skip
+    "layout": "attention",
+    "n_layer": "depth num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "n_embd": "width d_model hidden_size embed_dim",
+    "block_size": "context context_length seq_len n_ctx n_positions max_position_embeddings",
+    "n_previous": "token_shifts",
+    "mlp": "activation",
+    "tied": "tie_word_embeddings",
+    "learning_rate": "lr",
+    "muon_learning_rate": "muon_lr",
+    "weight_decay": "wd",
+    "grad_clip": "max_grad_norm clip_grad_norm",
+    "max_iters": "steps epochs num_train_epochs",
+    "eval_interval": "eval_steps",
+    "log_interval": "logging_steps",
+    "patience": "early_stopping_patience",
+    "batch_size": "per_device_train_batch_size bs",
+    "sources": "dataset data text",
+    "ckpt": "checkpoint model_path model",
+    "max_new_tokens": "max_length length",
+    "num_samples": "num_return_sequences",
+    "prompt": "start",
+}
 MAX_SEED = 2**32 - 1
 # dropout auto: 0 below so many weights in the blocks per character of the text, because so small a
 # model memorizes little; else (epochs, the dropout from this many epochs on); see docs/research.md
@@ -62,26 +68,19 @@ class DataConfig(Checked):
 
     sources: tuple[str, ...] = setting(
         ("data/plays",),
-        "file, folder of .txt files, 'notes/**/*.md' or https://...#sha256=HEX; several are joined",
+        'file, folder of .txt files, "notes/**/*.md" or https://...#sha256=HEX; several are joined',
     )
     fallback: str = setting("", "text to train on if a download fails")
     encoding: str = setting("utf-8", "encoding of files without a byte order mark")
-    min_count: int = setting(
-        1, "map characters with fewer occurrences to U+FFFD", at_least=1, fixed=True
-    )
+    min_count: int = setting(1, "map rarer characters to U+FFFD", at_least=1, fixed=True)
     val_sources: tuple[str, ...] = setting((), "text to validate on (none = a part of sources)")
-    val_fraction: float = setting(
-        0.1,
-        "fraction held out: the end of each file, or items of a list",
-        more_than=0,
-        less_than=1,
-        fixed=True,
-    )
+    # the end of each file, or items of a list
+    val_fraction: float = setting(0.1, "fraction held out", more_than=0, less_than=1, fixed=True)
     max_val: int = setting(
         250_000, "characters that an evaluation predicts, at most (0 = all)", at_least=0, fixed=True
     )
-    separator: str = setting("", "lists: what ends an item, such as '\\n' for names", fixed=True)
-    answer_after: str = setting("", "with separator: what ends a question, such as '='", fixed=True)
+    separator: str = setting("", 'lists: what ends an item, such as "\\n" for names', fixed=True)
+    answer_after: str = setting("", 'with separator: what ends a question, such as "="', fixed=True)
 
     def __post_init__(self):
         super().__post_init__()
@@ -91,22 +90,8 @@ class DataConfig(Checked):
         if self.answer_after and not self.separator:
             raise ConfigError(
                 f"answer_after {quoted(self.answer_after)} needs items that end: set separator "
-                "too, such as '\\n'"
+                'too, such as --separator="\\n"'
             )
-        self._check_encoding()
-
-        # a download needs its SHA-256: losses on another text are not comparable
-        for source in (*self.sources, *self.val_sources, self.fallback):
-            if "://" in source and not TEXT_URL.fullmatch(source):
-                name = "sources" if source in self.sources else "val_sources"
-                name = "fallback" if source == self.fallback else name
-                raise ConfigError(
-                    f"{name}: {quoted(source)} is not a verifiable download; allowed: "
-                    "https://HOST/FOLDER/FILE#sha256=<64 hex digits>; add its SHA-256, or download "
-                    "it and give the file"
-                )
-
-    def _check_encoding(self):
         try:
             "".encode(self.encoding)
         except LookupError:
@@ -115,13 +100,26 @@ class DataConfig(Checked):
                 "utf-8, utf-16-le, cp1252, gb18030 or shift-jis"
             ) from None
 
+        for text in (*self.sources, *self.val_sources, self.separator, self.answer_after):
+            # the shell of Windows leaves single quotes where they are
+            if len(text) > 1 and text[0] == text[-1] == "'":
+                raise ConfigError(f"{text}: the quotes are part of it; use double quotes")
+        # a download needs its SHA-256: losses on another text are not comparable
+        for source in (*self.sources, *self.val_sources, self.fallback):
+            if "://" in source and not TEXT_URL.fullmatch(source):
+                raise ConfigError(
+                    f"{quoted(source)} is not a verifiable download; allowed: "
+                    "https://HOST/FOLDER/FILE#sha256=<64 hex digits>; or download it and give the "
+                    "file"
+                )
+
 
 @dataclass(frozen=True)
 class ModelConfig(Checked):
     """The architecture, and its implementation."""
 
     layout: str = setting("fused", "weight layout (docs/attention.md)", LAYOUTS)
-    kernel: str = setting("sdpa", "attention kernel (docs/attention.md)", ("auto", *KERNELS))
+    kernel: str = setting("sdpa", "attention kernel (docs/attention.md)", (*AUTO, *KERNELS))
     n_layer: int = setting(4, "number of blocks", at_least=1, fixed=True)
     n_head: int = setting(4, "number of attention heads per block", at_least=1, fixed=True)
     n_embd: int = setting(128, "width of the model, a multiple of n_head", at_least=1, fixed=True)
@@ -138,21 +136,12 @@ class ModelConfig(Checked):
     # allows high learning rates
     qk_norm: bool = setting(True, "RMS-normalize queries and keys", fixed=True)
     dropout: float | str = setting(
-        0.0,
-        "dropout on embeddings and branches (auto = rises with epochs and size)",
-        ("auto",),
-        at_least=0,
-        less_than=1,
+        0.0, "dropout on embeddings and branches (auto = by epochs)", AUTO, at_least=0, less_than=1
     )
     attention_dropout: float = setting(0.0, "dropout on attention weights", at_least=0, less_than=1)
-    logit_softcap: float = setting(
-        15.0, "soft cap: limits confidence (0 = off)", at_least=0, fixed=True
-    )
+    logit_softcap: float = setting(15.0, "limit of the logits (0 = off)", at_least=0, fixed=True)
     logit_scale: float | str = setting(
-        1.0,
-        "multiply logits, except in training (auto = falls with epochs)",
-        ("auto",),
-        more_than=0,
+        1.0, "multiply logits, except in training (auto = falls with epochs)", AUTO, more_than=0
     )
     residual_init: str = setting(  # zero: each block starts as the identity
         "zero", "init of each branch's last matrix", ("scaled", "zero"), fixed=True
@@ -160,24 +149,17 @@ class ModelConfig(Checked):
 
     def __post_init__(self):
         super().__post_init__()
-        unit = 2 if self.positions == "rope" else 1  # RoPE: the size of a head is even
-        if self.n_embd % (unit * self.n_head) == 0:
-            return
-
-        fitting = [n for n in range(1, self.n_embd + 1) if self.n_embd % (unit * n) == 0]
-        fitting.sort(key=lambda n: (abs(n - self.n_head), -n))
-        advice = "choose an even n_embd"
-        if fitting:
-            advice = f"nearest n_head: {', '.join(map(str, fitting[:2]))}"
-        if self.n_embd % self.n_head:
+        rope = self.positions == "rope"  # rotates pairs of features, so a head has an even size
+        fitting = [n for n in range(1, self.n_embd + 1) if self.n_embd % (n * (1 + rope)) == 0]
+        if self.n_head not in fitting:
+            fitting.sort(key=lambda n: (abs(n - self.n_head), -n))
+            nearest = ", ".join(map(str, fitting[:2]))
+            odd = self.n_embd % self.n_head == 0
             raise ConfigError(
-                f"n_embd {self.n_embd} is not divisible by n_head {self.n_head}; {advice}"
+                f"n_embd {self.n_embd} is not divisible by n_head {self.n_head}"
+                f"{' into heads of even size, for positions rope' if odd else ''}; "
+                + (f"nearest n_head: {nearest}" if fitting else "choose an even n_embd")
             )
-        raise ConfigError(
-            f"positions rope rotates pairs of features, but the head size is "
-            f"{self.n_embd // self.n_head} (n_embd {self.n_embd} / n_head {self.n_head}); "
-            f"{advice}, or choose positions learned"
-        )
 
 
 @dataclass(frozen=True)
@@ -187,19 +169,17 @@ class TrainConfig(Checked):
     batch_size: int = setting(12, "text windows per micro-batch, all ranks", at_least=1)
     gradient_accumulation_steps: int = setting(1, "micro-batches per step", at_least=1)
     max_iters: int = setting(2000, "number of optimization steps", at_least=1)
-    optimizer: str = setting(  # Muon needs fewer steps than AdamW alone
-        "muon", "optimizer of the blocks' matrices", ("adamw", "muon"), fixed=True
-    )
+    # Muon needs fewer steps than AdamW alone
+    optimizer: str = setting("muon", "of the blocks' matrices", ("adamw", "muon"), fixed=True)
     learning_rate: float = setting(  # high: with Muon, AdamW trains only embeddings, head, vectors
-        0.02, "peak learning rate of AdamW (for optimizer adamw use 1e-3)", more_than=0
+        0.02, "peak, of AdamW (1e-3 if optimizer adamw); of Muon: muon_learning_rate", more_than=0
     )
     muon_learning_rate: float = setting(0.02, "peak learning rate of Muon", more_than=0)
     min_lr_ratio: float = setting(0.0, "final learning rate / peak", at_least=0, at_most=1)
     beta1: float = setting(0.9, "beta1 of AdamW", at_least=0, less_than=1)
     beta2: float = setting(0.99, "beta2 of AdamW", at_least=0, less_than=1)
-    muon_momentum: float = setting(  # more would average over gradients of outdated weights
-        0.9, "momentum of Muon", at_least=0, less_than=1
-    )
+    # more would average over gradients of outdated weights
+    muon_momentum: float = setting(0.9, "momentum of Muon", at_least=0, less_than=1)
     weight_decay: float = setting(0.1, "weight decay, on matrices and embeddings", at_least=0)
     grad_clip: float = setting(1.0, "clip the gradient norm (0 = off)", at_least=0)
     schedule: str = setting(  # trapezoid: constant, then a linear cooldown
@@ -207,20 +187,13 @@ class TrainConfig(Checked):
     )
     # shares of the run, which were best in shakespeare.yaml
     warmup_ratio: float = setting(1 / 70, "warm-up steps / max_iters", at_least=0, at_most=1)
-    cooldown_ratio: float = setting(
-        6 / 7, "trapezoid: cooldown steps / max_iters", at_least=0, at_most=1
-    )
-    patience: int = setting(
-        0, "stop after this many evaluations without a better loss (0 = never)", at_least=0
-    )
+    cooldown_ratio: float = setting(6 / 7, "cooldown steps / max_iters", at_least=0, at_most=1)
+    patience: int = setting(0, "stop after N evaluations that are no better (0 = off)", at_least=0)
     eval_interval: int | str = setting(
-        "auto", "steps between evaluations (auto = max_iters / 10)", ("auto",), at_least=1
+        "auto", "steps between evaluations (auto = max_iters / 10)", AUTO, at_least=1
     )
     save_interval: int | str = setting(
-        "auto",
-        "steps between saves (auto = at each evaluation, and after a tenth of the time so far)",
-        ("auto",),
-        at_least=1,
+        "auto", "steps between saves (auto = at evaluations, and by the clock)", AUTO, at_least=1
     )
     log_interval: int = setting(10, "steps between logged values", at_least=1)
     sample_chars: int = setting(200, "length of logged samples (0 = none)", at_least=0)
@@ -247,7 +220,7 @@ class Config(Checked):
     out_dir: str = setting("auto", "run folder (auto = out/NAME for configs/NAME.yaml)")
     seed: int = setting(1337, "random seed", at_least=0, at_most=MAX_SEED)
     device: str = setting("auto", "device (auto = cuda if there is one, else cpu)", DEVICES)
-    dtype: str = setting("auto", "dtype of matrix products (auto = fastest)", ("auto", *DTYPES))
+    dtype: str = setting("auto", "dtype of matrix products (auto = fastest)", (*AUTO, *DTYPES))
     compile: bool = setting(False, "torch.compile: slow to start, then faster")
 
 
@@ -270,18 +243,12 @@ class SampleConfig(Checked):
     sample: int | None = setting(None, "draw only sample N of this seed", at_least=1)
     max_new_tokens: int = setting(500, "characters to generate per sample", at_least=0)
     temperature: float | str = setting(
-        "auto", f"0 = greedy (auto = {DEFAULT_TEMPERATURE:g}; 0 for answers)", ("auto",), at_least=0
+        "auto", f"0 = greedy (auto = {DEFAULT_TEMPERATURE:g}; 0 for answers)", AUTO, at_least=0
     )
     top_k: int = setting(0, "sample from the k likeliest (0 = off)", at_least=0)
-    top_p: float = setting(
-        1.0, "sample from the likeliest with this total probability", more_than=0, at_most=1
-    )
-    min_p: float = setting(
-        0.0, "drop characters below this share of the likeliest", at_least=0, less_than=1
-    )
-    stop: tuple[str, ...] = setting(
-        (), "end a sample where the model writes this text; may be repeated"
-    )
+    top_p: float = setting(1.0, "sample from this total probability", more_than=0, at_most=1)
+    min_p: float = setting(0.0, "drop below this share of the likeliest", at_least=0, less_than=1)
+    stop: tuple[str, ...] = setting((), "end where the model writes this; may be repeated")
     novel: str | None = setting(
         None, "what is in this text? lists: only items that are not; else the longest passage"
     )
@@ -306,51 +273,42 @@ class SampleConfig(Checked):
             raise ConfigError("--prompt - and --interactive both read standard input; give one")
 
 
-def suggest_setting(key: str, names: dict[str, str], otherwise: str) -> str:
-    """Return `did you mean X?` for an unknown key; names from other projects are recognized.
+def suggest_setting(key: str, known: Mapping[str, Field], prefix: str = "") -> str:
+    """Return `did you mean n_layer (number of blocks)?` for an unknown key.
 
-    `names` maps the names of settings to what is printed for them.
+    Names from other projects are recognized. `prefix` stands before a name: `--` of an option.
     """
     # `lr` is not a typo, but the name of learning_rate elsewhere
-    meant = OTHER_NAMES.get(key.rpartition(".")[2])
-    hint = did_you_mean(meant if meant in names else key, names, otherwise)
-
-    # two names do not mean quite the same
-    if meant == "learning_rate" and meant in names:
-        hint += f" (with optimizer muon, also {names['muon_learning_rate']})"
-    if meant == "max_iters" and meant in names and "epochs" in key:
-        hint += " (max_iters counts steps, not epochs)"
-    if meant in ("warmup_ratio", "cooldown_ratio") and meant in names:
-        hint += " (a share of the run, not steps)"
-    return hint
+    meant = next((name for name, others in OTHER_NAMES.items() if key in others.split()), key)
+    names = {name: f"{prefix}{name} ({f.metadata['meaning']})" for name, f in known.items()}
+    return did_you_mean(meant if meant in known else key, names, "--help lists all")
 
 
 def flat_settings(config: Config) -> dict[str, object]:
-    """Return every setting by its full name, except the paths of the run and its text."""
+    """Return every setting by its name."""
     flat = {}
     for name, value in asdict(config).items():
-        if isinstance(value, dict):
-            flat |= {f"{name}.{key}": inner for key, inner in value.items()}
-        else:
-            flat[name] = value
+        flat |= value if isinstance(value, dict) else {name: value}
+    return flat
 
-    # a run that has moved to another folder or machine is still the same run
-    paths = ("out_dir", "data.sources", "data.val_sources", "data.fallback")
-    return {name: value for name, value in flat.items() if name not in paths}
+
+def with_settings(config: Config, values: Mapping[str, object]) -> Config:
+    """Return a config in which some settings have other values; the combination is checked too."""
+
+    def changed(part: Checked) -> Checked:
+        return replace(part, **{name: values[name] for name in values if hasattr(part, name)})
+
+    parts = {name: changed(getattr(config, name)) for name in ("data", "model", "train")}
+    return replace(changed(config), **parts)
 
 
 def from_dict(mapping: dict, section: type = Config):
-    """Build a Config, or another section, from nested dicts; defaults fill in the rest."""
-    # config files and options are checked earlier, so this is a checkpoint
-    known = {field.name: field for field in fields(section)}
-    for key in mapping:
-        if key not in known:
+    """Build a Config, or one of its parts, from the JSON of a checkpoint; defaults fill in."""
+    known, values = {field.name: field.type for field in fields(section)}, {}
+    for name, value in mapping.items():
+        if name not in known:
             raise ConfigError(
-                f"unknown setting {quoted(key)}; the checkpoint may be from a newer version"
+                f"unknown setting {quoted(name)}; the checkpoint may be from a newer version"
             )
-
-    values = {
-        key: from_dict(value, known[key].type) if is_dataclass(known[key].type) else value
-        for key, value in mapping.items()
-    }
+        values[name] = from_dict(value, known[name]) if is_dataclass(known[name]) else value
     return section(**values)

@@ -1,6 +1,7 @@
 """Settings that cannot change in a run, and changes of its environment since its checkpoint."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
 
 from common.errors import ConfigError
 from configs.command import Command
@@ -42,19 +43,19 @@ def fine_tuning_settings(command: Command, parent: Checkpoint) -> tuple[Config, 
     contradicts it raises ConfigError, except for two that leave the weights as they are:
     residual_init, and block_size with RoPE.
     """
-    free = {"model.residual_init"}
+    free = {"residual_init"}
     if parent.settings.model.positions == "rope":
-        free.add("model.block_size")
+        free.add("block_size")
     architecture = {
         name: value
-        for name, value in flat_settings(parent.settings).items()
-        if name in FIXED and name.startswith("model.") and name not in free & command.options.keys()
+        for name, value in asdict(parent.settings.model).items()
+        if name in FIXED and name not in free & command.options.keys()
     }
     refuse_changes(architecture, command.options, parent)
 
     in_config = flat_settings(Config()) | command.settings_in_file
     replaced = [
-        f"{name.removeprefix('model.')} {in_config[name]} -> {value}"
+        f"{name} {in_config[name]} -> {value}"
         for name, value in architecture.items()
         if in_config[name] != value and name not in command.options
     ]
@@ -66,7 +67,7 @@ def refuse_changes(
 ) -> None:
     """Raise ConfigError if a fixed setting that is in both has another value now."""
     wrong = [
-        f"--{name.rpartition('.')[2]}={now[name]} (it has {then[name]})"
+        f"--{name}={now[name]} (it has {then[name]})"
         for name in then.keys() & now.keys() & FIXED
         if now[name] != then[name]
     ]

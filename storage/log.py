@@ -106,7 +106,7 @@ class Log:
             f"vocabulary  {corpus.tokenizer.vocabulary}",
             f"corpus      {corpus.name}, SHA-256 {corpus.sha256}",
             "",
-            *(f"{name:<33}{value}" for name, value in flat_settings(run.settings).items()),
+            *(f"{name:<28}{value}" for name, value in flat_settings(run.settings).items()),
         ]
         self._write_tensorboard(self.first_step, {"setup/run": "\n".join(lines)})
 
