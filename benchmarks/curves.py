@@ -69,7 +69,7 @@ def train_example(folder: Path, example: Example) -> Losses:
     known = "".join(play.read_text(encoding="utf-8") for play in PLAYS[1:])
     train_text.write_text(known[: example.characters], encoding="utf-8")
     val_text.write_text(PLAYS[0].read_text(encoding="utf-8")[:15_000], encoding="utf-8")
-    texts = [f"--data.sources={train_text}", f"--val_sources={val_text}"]
+    texts = [f"--sources={train_text}", f"--val_sources={val_text}"]
     lengths = [f"--max_iters={example.steps}", "--warmup_ratio=0.05", "--cooldown_ratio=0.4"]
     train(folder, "configs/fast.yaml", *texts, *FIXED, *lengths, *example.options)
     curve = read_loss_curve(folder)

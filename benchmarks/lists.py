@@ -66,7 +66,7 @@ def run_on(split: tuple[list[str], list[str]], config: str, *options: str):
         paths = [Path(folder, name) for name in ("train.txt", "val.txt")]
         for path, items in zip(paths, split, strict=True):
             path.write_text("\n".join(items) + "\n")
-        sources = (f"--data.sources={paths[0]}", f"--data.val_sources={paths[1]}")
+        sources = (f"--sources={paths[0]}", f"--val_sources={paths[1]}")
         return run_recipe(config, *sources, *options)
 
 
@@ -105,7 +105,7 @@ def main(argv: list[str] | None = None) -> None:
         NAMES_ELSEWHERE,
         lambda *words: run_on(split, NAMES, *words),
     )
-    own = f"--data.sources={options.names.absolute()}"
+    own = f"--sources={options.names.absolute()}"
     row("names, none on both sides", "val_loss", "-", lambda *words: run_recipe(NAMES, own, *words))
     for (base, is_reversed), published in SUMS.items():
         digits, order = len(str(base - 1)), "reversed" if is_reversed else "plain"

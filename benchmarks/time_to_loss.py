@@ -113,7 +113,7 @@ def nanogpt_text(folder: Path) -> str:
     nanogpt_file(folder, "train.py")
     for name in ("train.bin", "val.bin", "input.txt"):
         path = nanogpt_file(folder, f"data/shakespeare_char/{name}")
-    return f"--data.sources={path.resolve()}"
+    return f"--sources={path.resolve()}"
 
 
 def nanogpt_loss(folder: Path, saved: dict) -> float:

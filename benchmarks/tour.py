@@ -30,7 +30,7 @@ from training.schedule import lr_multiplier
 
 PICTURES = Path(__file__).parent.parent / "docs" / "pictures"
 SMALL = [
-    "--data.sources=data/plays",
+    "--sources=data/plays",
     "--n_embd=32",
     "--n_head=2",
     "--batch_size=32",
@@ -40,8 +40,8 @@ SMALL = [
     "--eval_interval=500",
 ]
 FEW_CHARACTERS = [
-    "--data.sources=data/plays/admiral.txt",
-    "--data.val_fraction=0.3",
+    "--sources=data/plays/admiral.txt",
+    "--val_fraction=0.3",
     "--max_iters=400",
     "--warmup_ratio=0.0125",
     "--cooldown_ratio=0.9",

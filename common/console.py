@@ -1,6 +1,7 @@
 """The console: what a command prints, how it ends, and the commands that it prints."""
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -115,7 +116,13 @@ def print_text(text: str) -> None:
 def shell_command(words: Iterable[object]) -> str:
     """Join words to a shell command, with quotes where the shell needs them."""
     words = list(map(str, words))
-    return subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)
+    return subprocess.list2cmdline(words) if os.name == "nt" else " ".join(map(_quote, words))
+
+
+def _quote(word: str) -> str:
+    """Quote a word, with double quotes where these are enough: every shell understands them."""
+    quoted = shlex.quote(word)
+    return quoted if quoted == word or re.search(r'["$`\\!]', word) else f'"{word}"'
 
 
 def script_command(script: str, *arguments: object) -> str:

@@ -25,7 +25,7 @@ RECORDED = ("heads", "separate", "fused", "interleaved", "stacked", "unrolled")
 RECORD = Path(__file__).with_name("golden_losses.json")
 TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}
 COMMON = ["--device=cpu", "--log_interval=1", "--sample_chars=0"]
-SHAKESPEARE = ["configs/shakespeare.yaml", "--data.sources=data/plays", "--kernel=batched"]
+SHAKESPEARE = ["configs/shakespeare.yaml", "--sources=data/plays", "--kernel=batched"]
 HUNDRED = ["--max_iters=100", "--eval_interval=100"]
 TRAPEZOID = ["--warmup_ratio=0.2", "--cooldown_ratio=0.8"]
 TEN = ["--max_iters=10", "--eval_interval=10", "--warmup_ratio=0.2"]

@@ -64,7 +64,7 @@ def small_run_args(folder: Path) -> list[str]:
     if not text.exists():
         play = (ROOT / "data" / "plays" / "admiral.txt").read_text(encoding="utf-8")
         text.write_text(play[:6000], encoding="utf-8")
-    return [*SMALL, f"--data.sources={text}"]
+    return [*SMALL, f"--sources={text}"]
 
 
 def train(*arguments: object) -> tuple[int, str]:

@@ -46,7 +46,7 @@ SHORTEST = {  # arguments, and what is printed
     ),
     "throughput": (["--steps=1", "--shapes=small"], [r"^small  ours +[\d,]+ characters/s"]),
     "time_to_loss": (["--nanogpt=NANOGPT", "--repeats=1"], [r"^mean losses: nanoGPT 1.88.*\d$"]),
-    "tour": ([], [rf"^--data.*: best {LOSS} \(train {LOSS}\) at step 2, last"]),
+    "tour": ([], [rf"^--sources.*: best {LOSS} \(train {LOSS}\) at step 2, last"]),
 }  # fmt: skip
 
 

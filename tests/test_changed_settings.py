@@ -10,7 +10,7 @@ import torch
 from common.errors import ConfigError
 from configs.command import parse_train
 from configs.fields import settings_of
-from configs.schema import Config, flat_settings
+from configs.schema import Config, ModelConfig, flat_settings
 from data.batches import evaluation_windows
 from model.attention import KERNELS, LAYOUTS
 from storage.checkpoint import BEST, LAST, load_checkpoint
@@ -41,15 +41,15 @@ def block(run):
 
 # setting: the changed value, and what is measured in the running objects: (run) -> value, expected
 EFFECTS = {
-    "model.layout": ("stacked", lambda run: type(block(run).attention.projection),
+    "layout": ("stacked", lambda run: type(block(run).attention.projection),
                         LAYOUTS["stacked"]),
-    "model.kernel": ("loop", lambda run: block(run).attention.kernel, KERNELS["loop"]),
-    "model.dropout": (0.7, lambda run: (block(run).attention.dropout, block(run).mlp.dropout),
+    "kernel": ("loop", lambda run: block(run).attention.kernel, KERNELS["loop"]),
+    "dropout": (0.7, lambda run: (block(run).attention.dropout, block(run).mlp.dropout),
                       (0.7, 0.7)),
-    "model.attention_dropout": (0.7, lambda run: block(run).attention.attention_dropout, 0.7),
-    "train.learning_rate": (0.5, lambda run: run.optimizers[0].peak_lr, 0.5),
-    "train.muon_learning_rate": (0.5, lambda run: run.optimizers[1].peak_lr, 0.5),
-    "train.weight_decay": (0.5, lambda run: (run.optimizers[0].groups[0][1],
+    "attention_dropout": (0.7, lambda run: block(run).attention.attention_dropout, 0.7),
+    "learning_rate": (0.5, lambda run: run.optimizers[0].peak_lr, 0.5),
+    "muon_learning_rate": (0.5, lambda run: run.optimizers[1].peak_lr, 0.5),
+    "weight_decay": (0.5, lambda run: (run.optimizers[0].groups[0][1],
                                              run.optimizers[1].weight_decay), (0.5, 0.5)),
     "seed": (7, lambda run: run.batches._seed, 7),
     "dtype": ("bfloat16", lambda run: run.runtime.dtype, torch.bfloat16),
@@ -73,7 +73,7 @@ def changed(way, options, uninterrupted, tmp_path):
     text, config = tmp_path / "text.txt", tmp_path / "mine.yaml"
     if way == "resume":
         return lambda *changes: built(uninterrupted, *changes)
-    config.write_text(f"{(ROOT / options[0]).read_text()}data: {{sources: {text}}}\n")
+    config.write_text(f"{(ROOT / options[0]).read_text()}sources: {text}\n")
     words = [config, *options[1:-1], f"--out_dir={tmp_path}/new", f"--init_from={uninterrupted}"]
     return lambda *changes: built(*words, *changes)
 
@@ -90,11 +90,11 @@ def test_an_option_that_cannot_change_is_refused_with_both_values(changed, way, 
     fixed = {name: other_value(name, own[name]) for name in FIXED}
     if way == "init_from":  # residual_init decides on initial weights alone
         fixed = {name: value for name, value in fixed.items()
-                 if name.startswith("model.") and name != "model.residual_init"}  # fmt: skip
+                 if hasattr(ModelConfig, name) and name != "residual_init"}  # fmt: skip
     with pytest.raises(ConfigError, match=r"; omit the option, or train a new model$") as error:
         changed(*(f"--{name}={value}" for name, value in fixed.items()))
     for name, value in fixed.items():
-        assert f"--{name.partition('.')[2]}={value} (it has {own[name]})" in str(error.value)
+        assert f"--{name}={value} (it has {own[name]})" in str(error.value)
     changed(*(f"--{name}={own[name]}" for name in fixed))  # a repeated command
 
 
@@ -113,7 +113,7 @@ def test_a_run_that_starts_from_another_model_has_its_architecture(
         flat_settings(load_checkpoint(run / LAST).settings) for run in (uninterrupted, new)
     )
     for name in FIXED:
-        assert not name.startswith("model.") or now[name] == then[name]
+        assert not hasattr(ModelConfig, name) or now[name] == then[name]
 
 
 def test_a_longer_context_than_that_of_the_parent_gives_the_same_loss_with_rope(

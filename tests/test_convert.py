@@ -120,7 +120,7 @@ def test_logits_are_those_of_nanogpt(shape, prefix, files):
 
 def test_an_imported_model_is_fine_tuned_but_not_resumed(files):
     run = import_run(files)
-    options = [run / "config.yaml", f"--data.sources={files / 'text.txt'}", "--max_iters=1"]
+    options = [run / "config.yaml", f"--sources={files / 'text.txt'}", "--max_iters=1"]
     options += ["--warmup_ratio=0", "--eval_interval=1", "--dtype=float32"]
     more = ["--val_fraction=0.2", f"--out_dir={files / 'more'}"]
     code, output = train(*options, f"--init_from={run}", *more)

@@ -46,7 +46,7 @@ def one_thread():
 
 def by_train(steps, text, characters, *options):
     """Return what train.py computes: losses, weights, exact loss, and a text."""
-    files = ["configs/shakespeare.yaml", f"--data.sources={text}", f"--max_iters={steps}"]
+    files = ["configs/shakespeare.yaml", f"--sources={text}", f"--max_iters={steps}"]
     settings = parse_train([*files, *OPTIONS, *options]).new_settings()
     run = Run(settings, load_corpus(settings.data), select_runtime("cpu", "float32"), World())
     losses = [train_step(run).loss for _ in range(steps)]

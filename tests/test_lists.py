@@ -33,7 +33,7 @@ def trained(folder: Path, items: list[str], *options: str) -> tuple[Path, Path]:
     """Train on a list; return its file and the run folder."""
     text, run = folder / "list.txt", folder / "run"
     text.write_text("\n".join(items))
-    assert train_main([*SMALL, f"--data.sources={text}", f"--out_dir={run}", *options]) == 0
+    assert train_main([*SMALL, f"--sources={text}", f"--out_dir={run}", *options]) == 0
     return text, run
 
 
@@ -57,7 +57,7 @@ def sums(tmp_path_factory):
 def test_two_ranks_or_micro_batches_of_which_one_may_have_no_target_equal_one_batch(tmp_path):
     text = tmp_path / "list.txt"
     text.write_text("\n".join(f"{'question' * 3}{a}={a % 7}" for a in range(40)))
-    options = [*SMALL, f"--data.sources={text}", "--answer_after=="]
+    options = [*SMALL, f"--sources={text}", "--answer_after=="]
     options += ["--batch_size=2", "--max_iters=6", "--eval_interval=6"]
     halves = ["--batch_size=1", "--gradient_accumulation_steps=2"]
     logged = []

@@ -301,7 +301,7 @@ def test_a_character_has_the_same_name_in_python_and_in_the_page():
 def test_the_page_in_docs_is_of_the_present_code_and_knows_the_plays():
     """Its model comes from
 
-    python train.py configs/fast.yaml --data.sources=data/plays --block_size=128 --max_iters=1000 \\
+    python train.py configs/fast.yaml --sources=data/plays --block_size=128 --max_iters=1000 \\
         --warmup_ratio=0.05 --cooldown_ratio=0.9 --learning_rate=0.02 \\
         --muon_learning_rate=0.02 --muon_momentum=0.9 --eval_interval=250 --out_dir=out/plays
     python sample.py --ckpt out/plays --html docs/plays.html

@@ -172,7 +172,7 @@ def test_a_text_that_has_moved_is_found_where_an_option_says(stopped, uninterrup
     code, output = train(stopped)
     assert code == 3 and f"text.txt: no such file or folder; did you mean {moved}? If" in output
     assert re.search(rf" If it has moved: .*train.py {stopped} --sources=PATH\n$", output)
-    assert train(stopped, f"--data.sources={moved}")[0] == 0
+    assert train(stopped, f"--sources={moved}")[0] == 0
     assert equal(*(contents(run / LAST)["tensors"] for run in (uninterrupted, stopped)))
 
 
@@ -182,7 +182,7 @@ def test_a_run_that_began_on_the_fallback_keeps_it(train_run, tmp_path, monkeypa
     fallback = tmp_path / "text.txt"
     monkeypatch.setattr("data.text.urlopen", raised(OSError("no network")))
     config = tmp_path / "mine.yaml"
-    config.write_text(f"data: {{sources: {source!r}, fallback: {fallback}}}\n")
+    config.write_text(f"sources: {source!r}\nfallback: {fallback}\n")
     words = [
         "--max_iters=4",
         "--warmup_ratio=0",
@@ -203,7 +203,7 @@ def test_a_finished_run_keeps_the_options_of_a_resume(stopped, tmp_path):
     moved = tmp_path / "moved.txt"
     assert train(stopped)[0] == 0
     (tmp_path / "text.txt").rename(moved)
-    assert train(stopped, f"--data.sources={moved}")[0] == 0
+    assert train(stopped, f"--sources={moved}")[0] == 0
     assert train(stopped)[0] == 0
 
 
@@ -220,9 +220,7 @@ def test_a_config_file_never_changes_a_run_that_is_there(stopped, uninterrupted,
     """Neither its architecture nor its length, and a validation text in it frees none."""
     config, other = tmp_path / "mine.yaml", tmp_path / "other.txt"
     other.write_text((tmp_path / "text.txt").read_text()[::-1])
-    config.write_text(
-        f"train: {{max_iters: 7}}\nmodel: {{n_layer: 7}}\ndata: {{val_sources: {other}}}\n"
-    )
+    config.write_text(f"max_iters: 7\nn_layer: 7\nval_sources: {other}\n")
     code, output = train(config, f"--out_dir={stopped}", "--resume")
     line = f"resuming {stopped} at step 10 with its own settings, not those of {config}\n"
     assert code == 0 and line in output and "will differ from an uninterrupted run" not in output

@@ -30,7 +30,7 @@ SMALLEST = [
     "--cooldown_ratio=0.5",
     "--eval_interval=4", "--log_interval=1", "--sample_chars=4", "--dtype=float32",
     "--device=cpu", "--dropout=0", "--val_fraction=0.2",
-    f"--data.sources={TEXT.relative_to(ROOT)}",
+    f"--sources={TEXT.relative_to(ROOT)}",
 ]  # fmt: skip
 
 

@@ -12,10 +12,6 @@ from training.samples import write_texts
 from training.state import EVALUATIONS, Run
 from training.step import train_step
 
-WARMUP_STEPS = 2  # not timed, because they allocate memory and compile
-MIN_TIMED_STEPS = 3
-TIMED_FRACTION = 0.05  # of the time, at most, for timed steps
-MAX_TIMED_SECONDS = 30  # for the same
 SAFETY = 0.96  # plan for this fraction of the time that is left, so that the run ends in time
 EVALUATION_FRACTION = 0.1  # of the time that is left, at most; at least one evaluation is made
 
@@ -39,13 +35,12 @@ def settings_for_minutes(
     # cannot reach its end, and that `dropout: auto`, which takes time, is as large as it can be.
     build_began = time.monotonic()
     probe_run = make_run(replace(settings, train=replace(settings.train, max_iters=10**6)))
-    build_seconds = time.monotonic() - build_began  # the real run has to be built too
+    end = began + 60 * minutes - (time.monotonic() - build_began)  # the real run is built too
     timing = measure_timing(probe_run, 60 * minutes)
     world = probe_run.world
     del probe_run  # frees its memory
 
-    left = began + 60 * minutes - time.monotonic() - build_seconds
-    train = longest_run(settings.train, timing, left)
+    train = longest_run(settings.train, timing, end - time.monotonic())
     # every rank must train for the same number of steps, and evaluate at the same ones
     max_iters, eval_interval = map(int, world.max(train.max_iters, train.eval_interval))
     train = replace(train, max_iters=max_iters, eval_interval=eval_interval)
@@ -64,16 +59,14 @@ def measure_timing(probe_run: Run, seconds: float) -> Timing:
             train_step(probe_run)
         return (time.perf_counter() - began) / count
 
-    seconds_per_step(WARMUP_STEPS)
-    budget = min(TIMED_FRACTION * seconds, MAX_TIMED_SECONDS)
-    affordable = max(MIN_TIMED_STEPS, int(budget / seconds_per_step(MIN_TIMED_STEPS)))
-    count = int(probe_run.world.max(affordable)[0])
-    step = seconds_per_step(count)
+    seconds_per_step(2)  # not timed, because they allocate memory and compile
+    affordable = min(seconds / 20, 30) / seconds_per_step(3)
+    step = seconds_per_step(int(probe_run.world.max(max(3, affordable))[0]))
 
     # time one evaluation, with what the log draws: all of them take equally long
-    evaluation_began = time.perf_counter()
+    began = time.perf_counter()
     write_texts(probe_run, evaluate(probe_run, Stop()))  # a flag that nothing sets
-    return Timing(step, time.perf_counter() - evaluation_began)
+    return Timing(step, time.perf_counter() - began)
 
 
 def longest_run(train: TrainConfig, timing: Timing, seconds: float) -> TrainConfig:
@@ -81,15 +74,14 @@ def longest_run(train: TrainConfig, timing: Timing, seconds: float) -> TrainConf
 
     It evaluates as often as `eval_interval` asks, but for at most a tenth of the time.
     """
-    affordable = max(1, int(EVALUATION_FRACTION * seconds / max(timing.evaluation, 1e-9)))
-    wanted = EVALUATIONS
+    seconds *= SAFETY
+    interval, evaluations = 1, EVALUATIONS
     if train.eval_interval != "auto":
-        interval = train.eval_interval * timing.step + timing.evaluation  # seconds
-        wanted = math.ceil(SAFETY * seconds / interval)
+        interval = train.eval_interval
+        evaluations = math.ceil(seconds / (interval * timing.step + timing.evaluation))
+    affordable = int(EVALUATION_FRACTION * seconds / max(timing.evaluation, 1e-9))
+    evaluations = max(1, min(evaluations, affordable))
 
-    evaluations = min(affordable, wanted)
-    max_iters = max(1, int((SAFETY * seconds - evaluations * timing.evaluation) / timing.step))
-
-    if evaluations < wanted or train.eval_interval == "auto":
-        train = replace(train, eval_interval=math.ceil(max_iters / evaluations))
-    return replace(train, max_iters=max_iters)
+    max_iters = max(1, int((seconds - evaluations * timing.evaluation) / timing.step))
+    interval = max(interval, math.ceil(max_iters / evaluations))
+    return replace(train, max_iters=max_iters, eval_interval=interval)
