@@ -1,15 +1,24 @@
 """Settings on the command line and in config files: a mistake is one line, before torch."""
 
+import itertools
 import os
+import random
 import re
 
 import pytest
 
 from common.errors import ConfigError
 from common.words import escape_controls
-from configs.command import StartOptions, parse_sample_options, parse_train, to_yaml
+from configs.command import (
+    MAX_FAULTS,
+    StartOptions,
+    parse_sample_options,
+    parse_train,
+    read_config,
+    to_yaml,
+)
 from configs.fields import settings_of
-from configs.schema import LAYOUTS, Config, SampleConfig, suggest_setting
+from configs.schema import LAYOUTS, Config, SampleConfig, flat_settings, suggest_setting
 from tests.commands import exit_code, train_main
 from tests.conftest import ROOT, printed
 from tests.texts import write
@@ -19,77 +28,93 @@ SHIPPED = sorted(ROOT.glob("configs/*.yaml"))
 
 # the content of a config file, and words of the message
 INVALID_FILES = [
-    # a config that is empty or not a mapping
-    ("# only a comment\n", "is empty; give at least one setting"),
-    ("- seed\n", "must be lines of key: value"),
+    # a config that is empty or not a mapping, or has sections
+    ("# only a comment\n", "has no settings; each setting is a line `key: value`"),
+    ("- seed\n", "has no settings; each setting is a line `key: value`"),
     (b"# caf\xe9\nseed: 1\n", "not UTF-8 at byte 5"),
+    ("seed: 1\nmodel:\n  n_layer: 3\n", "now: write n_layer: 3 without the section model"),
+    ("data: {sources: a}\ntrain: {}\n", "write n_layer: 3 without the sections data, train"),
     # unknown keys
-    ("seed: 1\nmodel:\n  n_heads: 4\n", "line 3: unknown key 'n_heads'; did you mean n_head below"),
-    ("model: {hidden_size: 4}\n", "did you mean n_embd below model?"),  # as in Hugging Face
-    ("zzz: 4\n", "unknown key 'zzz'; python train.py --help lists all"),
+    ("seed: 1\nn_heads: 4\n", "line 2: unknown key 'n_heads'; did you mean n_head (number of"),
+    ("hidden_size: 4\n", "did you mean n_embd (width of the model"),  # as in Hugging Face
+    ("context: 4\n", "did you mean block_size (context length, in characters)?"),
+    ("zzz: 4\n", "unknown key 'zzz'; --help lists all"),
     ('"\\e[2J": 1\n', r"unknown key '\x1b[2J'"),
     # wrong types, ranges and choices
-    ("model: {n_layer: 6.5}\n", "n_layer must be an integer of at least 1, but is 6.5"),
-    ("model: {dropout: 1}\n", "must be auto or a number of at least 0 and less than 1, but is 1.0"),
-    ("model: {layout: flsh}\n", f"must be one of {', '.join(LAYOUTS)}, but is 'flsh'"),
-    ("data: {encoding: utf8x}\n", "encoding: Python has no text encoding 'utf8x'"),
+    ("n_layer: 6.5\n", "n_layer must be an integer of at least 1, but is '6.5'"),
+    ("dropout: 1\n", "must be auto or a number of at least 0 and less than 1, but is '1'"),
+    ("layout: flsh\n", f"must be one of {', '.join(LAYOUTS)}, but is 'flsh'"),
+    ("encoding: utf8x\n", "encoding: Python has no text encoding 'utf8x'"),
     # what YAML reads as a number elsewhere, and no value
-    ("train: {batch_size: 1:30}\n", "must be an integer of at least 1, but is '1:30'"),
-    ("train: {learning_rate: .nan}\n", "but is '.nan'"),
-    ("train:\n  learning_rate:\n", "line 2: learning_rate must be a number of more than 0"),
+    ("batch_size: 1:30\n", "must be an integer of at least 1, but is '1:30'"),
+    ("learning_rate: .nan\n", "but is '.nan'"),
+    ("seed: 1\nlearning_rate:\n", "line 2: learning_rate must be a number of more than 0"),
     # YAML that is refused
-    ("seed: 1\nmodel: {}\nseed: 2\n", "line 3: duplicate key 'seed', as in line 1; keep one"),
-    ("model:\n\tn_layer: 4\n", "line 2: ", "check the indentation (spaces only)"),
-    ("model:\n  n_layer:4\n  n_head: 4\n", "line 3: ", "write a space after 'n_layer:'"),
+    ("seed: 1\nn_layer: 2\nseed: 2\n", "line 3: duplicate key 'seed', as in line 1"),
+    ("seed: 1\n\tn_layer: 4\n", "line 2: ", "not indented, with a space after the colon"),
+    ("n_layer:4\nn_head: 4\n", "line 2: ", "with a space after the colon"),
     # settings that do not fit together
-    ("data: {answer_after: =}\n", "answer_after '=' needs items that end: set separator too"),
-    ("model: {n_embd: 384, n_head: 5}\n", "is not divisible by n_head 5; nearest n_head: 6, 4"),
-    ("model: {positions: rope, n_embd: 100, n_head: 3}\n", "by n_head 3; nearest n_head: 2, 5"),
-    ("model: {positions: rope, n_embd: 12}\n", "the head size is 3", "n_head: 3, 6, or choose"),
-    ("model: {positions: rope, n_embd: 3, n_head: 1}\n", "choose an even n_embd, or"),
+    ("answer_after: =\n", "answer_after '=' needs items that end: set separator too"),
+    ("n_embd: 384\nn_head: 5\n", "n_embd 384 is not divisible by n_head 5; nearest n_head: 6, 4"),
+    ("positions: learned\nn_embd: 100\nn_head: 3\n", "by n_head 3; nearest n_head: 4, 2"),
+    ("n_embd: 100\nn_head: 3\n", "by n_head 3; nearest n_head: 2, 5"),
+    ("n_embd: 12\n", "into heads of even size, for positions rope; nearest n_head: 3, 6"),
+    ("n_embd: 3\nn_head: 1\n", "choose an even n_embd"),
 ]  # fmt: skip
 
 VALUES = [  # a value is a string that the type of its setting parses
-    ("model: {n_layer: 6.0}\n", "model.n_layer", 6),
-    ("train: {learning_rate: 1e-3}\n", "train.learning_rate", 0.001),
-    ("train: {max_iters: 3e4}\n", "train.max_iters", 30_000),
+    ("n_layer: 6.0\n", "n_layer", 6),
+    ("learning_rate: 1e-3\n", "learning_rate", 0.001),
+    ("max_iters: 3e4\n", "max_iters", 30_000),
     ("seed: 010\n", "seed", 10),  # as Python's int() and YAML 1.2 have it; PyYAML has 8
     ("\ufeffseed: '7'\n", "seed", 7),
-    ("data: {sources: book.txt}\n", "data.sources", ("book.txt",)),
-    ("data: {sources: [a, b]}\n", "data.sources", ("a", "b")),
-    ("seed: &a 7\ntrain: {max_iters: *a}\n", "train.max_iters", 7),
+    ("sources: book.txt\n", "sources", ("book.txt",)),
+    ("sources: [a, b]\n", "sources", ("a", "b")),
+    ("seed: &a 7\nmax_iters: *a\n", "max_iters", 7),
+    ("compile: True\n", "compile", True),
+    ("fallback:\n", "fallback", ""),  # empty by default
 ]
 YAML_TEXTS = [  # tags, aliases, keys and documents that Python cannot or must not have
     "seed: !!python/object/apply:os.mkdir [constructed]\n", "seed: !!python/name:os.mkdir\n",
-    "seed: 1\n---\nseed: 2\n", "<<: {seed: 1}\n", "model: &a {n_head: 4}\ntrain: *a\n",
-    "? [a]\n: 1\n", 'out_dir: "\\Uffffffff"\n', "seed: &a [*a]\n",
+    "seed: 1\n---\nseed: 2\n", "<<: {seed: 1}\n", "seed: &a {n_head: 4}\nn_head: *a\n",
+    "? [a]\n: 1\n", 'out_dir: "\\Uffffffff"\n', "seed: &a [*a]\n", "sources: &a [[*a], *a]\n",
+    # each list has the one before it nine times: written out, it would fill the memory
+    "".join(f"{key}: &{key} [{', '.join(['*' + old] * 9)}]\n"
+            for old, key in itertools.pairwise("abcdefghijkl")).replace("*a", "x")
+    + "sources: *l\n? *l\n: 1\n",
 ]  # fmt: skip
 
 OPTIONS = [  # arguments, setting, value
-    (parse_train, ["--model.n_layer=3", SMOKE], "model.n_layer", 3),
-    (parse_train, [SMOKE, "--n_layer=4", "--n-layer", "3"], "model.n_layer", 3),  # the last counts
+    (parse_train, ["--n_layer=3", SMOKE], "n_layer", 3),
+    (parse_train, [SMOKE, "--n_layer=4", "--n-layer", "3"], "n_layer", 3),  # the last counts
     (parse_train, ["--compile", SMOKE], "compile", True),  # the config is not its value
-    (parse_train, [SMOKE, "--sources=a, b", "--sources=[c"], "data.sources", ("a, b", "[c")),
+    (parse_train, [SMOKE, "--compile", "--compile", "false"], "compile", False),
+    (parse_train, [SMOKE, "--sources=a, b", "--sources=[c"], "sources", ("a, b", "[c")),
+    (parse_train, [SMOKE, "--separator='"], "separator", "'"),
     (parse_sample_options, ["--ckpt=x", "--prompt", ""], "prompt", ""),
     (parse_sample_options, ["--ckpt=x", "--prompt=--help me"], "prompt", "--help me"),
     (parse_sample_options, ["--score", "-", "--ckpt=x"], "score", "-"),
+    (parse_sample_options, ["--cache", "false", "--ckpt=x"], "cache", False),
     (parse_sample_options, ["--ckpt=x", "--stop=[", "--stop=a\\nb"], "stop", ("[", "a\nb")),
 ]
 
 INVALID_OPTIONS = [  # arguments, and words of the message
     (parse_train, [], "config file or run folder, such as configs/shakespeare.yaml, but is given"),
-    (parse_train, [SMOKE, "--train.n_head=4"], "'--train.n_head'; did you mean --n_head?"),
-    (parse_train, [SMOKE, "--lr=1"], "--learning_rate? (with optimizer muon, also --muon_learning"),
-    (parse_train, [SMOKE, "--epochs=3"], "--max_iters? (max_iters counts steps, not epochs)"),
-    (parse_train, [SMOKE, "--n_layer", "-1"], "must be an integer of at least 1, but is -1"),
-    (parse_train, [SMOKE, "--seed", "--compile"], "--seed: has no value; it must be an integer"),
+    (parse_train, [SMOKE, "--n_heads=4"], "'--n_heads'; did you mean --n_head (number of"),
+    (parse_train, [SMOKE, "--lr=1"], "--learning_rate (peak, of AdamW (1e-3 if"),
+    (parse_train, [SMOKE, "--epochs=3"], "--max_iters (number of optimization steps)?"),
+    (parse_train, [SMOKE, "--n_layer", "-1"], "must be an integer of at least 1, but is '-1'"),
+    (parse_train, [SMOKE, "--seed", "--compile"], "--seed: expected one argument; write --key"),
+    (parse_train, [SMOKE, "--sources='a/*.md'"], "'a/*.md': the quotes are part of it; use double"),
+    (parse_train, [SMOKE, "--val-sources=a", "--val-sources='b'"], "'b': the quotes are part"),
+    (parse_train, [SMOKE, "--separator=''"], "'': the quotes are part of it; use double quotes"),
+    (parse_train, [SMOKE, "--separator=;", "--answer_after='='"], "'=': the quotes are part of it"),
     (parse_train, [SMOKE, "--n_head=5"], f"{SMOKE} and the options: n_embd 64 is not divisible"),
     (parse_train, [SMOKE, "--minutes=1", "--max_iters=9"], "contradict each other"),
     (parse_train, [SMOKE, "--new-characters=add"], "only applies together with --init_from"),
-    # a name alone never takes the next argument as its value
-    (parse_train, [SMOKE, "--compile", "false"], "has its value after ="),
+    (parse_train, [SMOKE, "--compile", "off"], "an option is --key=value"),
     (parse_sample_options, [], "--ckpt is missing; write --ckpt=PATH"),
-    (parse_sample_options, ["--ckpt=x", "--length=9"], "did you mean --max_new_tokens?"),
+    (parse_sample_options, ["--ckpt=x", "--length=9"], "did you mean --max_new_tokens (char"),
     (parse_sample_options, ["--ckpt=x", "ROMEO:"], '--prompt="TEXT"'),
     (parse_sample_options, ["--ckpt=x", "--prompt=-", "--interactive"], "both read standard input"),
 ]  # fmt: skip
@@ -101,12 +126,6 @@ def error_message(*argv, parse=parse_train):
         parse(list(argv))
     assert caught.value.exit_code == 2
     return printed(caught.value)
-
-
-def value_of(config, name):
-    for key in name.split("."):
-        config = getattr(config, key)
-    return config
 
 
 # ------------------------------------------------------------------------------------- config files
@@ -125,12 +144,13 @@ def test_a_wrong_config_file_is_one_line_with_the_file_and_the_line(row, tmp_pat
 def test_a_value_of_a_config_file_is_parsed_by_the_type_of_its_setting(
     content, name, expected, tmp_path
 ):
-    found = value_of(parse_train([write(f"{tmp_path}/config.yaml", content)]).new_settings(), name)
+    settings = parse_train([write(f"{tmp_path}/config.yaml", content)]).new_settings()
+    found = flat_settings(settings)[name]
     assert found == expected and type(found) is type(expected)
 
 
 def test_the_first_five_wrong_settings_of_a_file_are_reported_with_their_lines(tmp_path, capsys):
-    wrong = "sead: 1\nmodel:\n  n_layer: 0\ntrain: 3\nseed: x\ndevice: 1\ncompile: yes\n"
+    wrong = "sead: 1\nn_layer: 2\nn_layer: 0\nbias: 3\nseed: x\ndevice: 1\ncompile: yes\n"
     file = write(f"{tmp_path}/config.yaml", wrong)
     assert exit_code(train_main, [file]) == 2
     lines = capsys.readouterr().err.splitlines()
@@ -142,9 +162,9 @@ def test_a_missing_config_is_refused_with_the_nearest_name_or_the_configs_there_
     monkeypatch.chdir(ROOT)
     configs = ", ".join(f"configs/{path.name}" for path in SHIPPED)
     assert error_message("shakespear").endswith("did you mean configs/shakespeare.yaml?")
-    allowed = f"zzzz: no such config or run folder; allowed: {configs}"  # and the runs in out
+    allowed = f"zzzz: is no config and no run folder; allowed: {configs}"  # and the runs in out
     assert error_message("zzzz").startswith(allowed)
-    assert error_message("configs").startswith("configs: is a folder without a run; give a config")
+    assert error_message("configs").startswith(allowed.replace("zzzz", "configs"))
 
 
 @pytest.mark.parametrize("text", YAML_TEXTS, ids=lambda text: ascii(text[:30]))
@@ -160,6 +180,44 @@ def test_whatever_the_yaml_it_has_settings_or_is_refused_in_one_line_and_constru
     else:
         assert {type(value) for value in settings.values()} <= {int, str, bool, tuple}
     assert os.listdir() == ["config.yaml"]
+
+
+def test_no_text_of_yaml_ends_in_a_traceback(tmp_path, monkeypatch):
+    monkeypatch.setattr("configs.command._read", lambda text: text)
+    words = [
+        *settings_of(Config),
+        *"{}[],:-?&*!|>%@`'\"#\n\t\\~",
+        "\n",
+        ": ",
+        "- ",
+        "? ",
+        "&a ",
+        "*a",
+    ]
+    words += [
+        "<<",
+        "---\n",
+        "...\n",
+        "!!set ",
+        "!!binary ",
+        "\n  ",
+        "1e3",
+        "true",
+        '"\\x',
+        "\x85",
+        "é",
+    ]
+    draw = random.Random(0)
+    for _ in range(1000):
+        text = "".join(draw.choices(words, k=draw.randint(1, 30)))
+        if draw.random() < 0.5:  # a file that begins well
+            text = f"n_layer: 2\nsources: [a, b]\n{text}"
+        try:
+            settings = read_config(text)
+        except ConfigError as error:
+            assert 1 <= len(error.args) <= MAX_FAULTS
+        else:
+            assert settings.keys() <= settings_of(Config).keys()
 
 
 def test_a_config_is_looked_for_here_and_then_beside_the_code(tmp_path, monkeypatch):
@@ -178,7 +236,7 @@ def test_a_run_beside_the_code_is_named_to_whoever_works_elsewhere(tmp_path, mon
     run.mkdir(parents=True)
     (run / "last.safetensors").touch()
     monkeypatch.chdir(tmp_path)
-    message = f"out/book: no such folder here; the run beside the code is {run}"
+    message = f"out/book: is no config and no run folder; did you mean {run}?"
     assert error_message("out/book") == message
 
 
@@ -209,7 +267,8 @@ def test_a_name_with_special_characters_is_printed_escaped_and_loads_as_the_same
 @pytest.mark.parametrize(("parse", "argv", "name", "expected"), OPTIONS)
 def test_every_form_of_an_option_sets_its_setting(parse, argv, name, expected):
     parsed = parse(argv)
-    found = value_of(parsed.new_settings() if parse is parse_train else parsed, name)
+    settings = flat_settings(parsed.new_settings()) if parse is parse_train else vars(parsed)
+    found = settings[name]
     assert found == expected and type(found) is type(expected)
 
 
@@ -219,11 +278,20 @@ def test_an_invalid_option_is_rejected_in_one_line(parse, argv, words):
 
 
 def test_the_error_for_a_mistyped_setting_suggests_the_right_one():
-    names = {field.name: field.name for field in settings_of(Config).values()}
-    for name in names.keys() - {"beta1", "beta2"}:  # these differ by one letter
+    settings = settings_of(Config)
+    for name in settings.keys() - {"beta1", "beta2"}:  # these differ by one letter
         for i in range(len(name)):
             typo = name[:i] + name[i + 1 :]
-            assert suggest_setting(typo, names, "") == f"did you mean {name}?"
+            assert suggest_setting(typo, settings).startswith(f"did you mean {name} (")
+
+
+def test_the_words_of_our_own_documents_are_recognized_as_settings():
+    meant = {
+        "context": "block_size", "width": "n_embd", "depth": "n_layer", "layers": "n_layer",
+        "heads": "n_head", "steps": "max_iters", "batch": "batch_size", "attention": "layout",
+    }  # fmt: skip
+    for word, name in meant.items():
+        assert f"; did you mean --{name} (" in error_message(SMOKE, f"--{word}=1")
 
 
 # --------------------------------------------------------------------------------------------- help
@@ -287,12 +355,12 @@ def test_a_config_starts_a_run_and_with_resume_goes_on_with_the_one_in_its_folde
 
 REFUSED_STARTS = [  # arguments, words of the message
     (["out/book", "--minutes=1"], "--minutes does not apply to a run folder", "--max_iters"),
-    (["out/book", "--out_dir=x"], "--out_dir does not apply", "copy the folder to go on elsewhere"),
+    (["out/book", "--out_dir=x"], "--out_dir does not apply", "a run keeps its place"),
     (["my.yaml", "--resume", "--overwrite"], "--resume and --overwrite contradict each other"),
     (["out/book/last.safetensors"], "name its folder to resume the run: out/book"),
-    (["out/bok"], "out/bok: no such config or run folder; did you mean out/book?"),
-    (["bok"], "bok: no such config or run folder; did you mean out/book?"),
-    (["."], "is a folder without a run; give a config or a run folder: ", ", out/book"),
+    (["out/bok"], "out/bok: is no config and no run folder; did you mean out/book?"),
+    (["bok"], "bok: is no config and no run folder; did you mean out/book?"),
+    (["."], "is no config and no run folder; allowed: my.yaml", ", out/book"),
     (["out/lr0.1"], "did you mean out/lr0.01?"),
     (["my.yaml", "out/book"], "takes one config file or run folder", "['my.yaml', 'out/book']"),
 ]

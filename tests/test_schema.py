@@ -11,8 +11,8 @@ from tests.conftest import ROOT, printed
 
 SHIPPED = sorted(ROOT.glob("configs/*.yaml"))
 INVALID = [
-    {"modle": {}}, {"seed": None}, {"seed": "6"}, {"seed": math.nan}, {"dtype": "half"},
-    {"data": {"sources": ["a", 1]}},
+    {"modle": {}}, {"seed": None}, {"seed": "x"}, {"seed": True}, {"seed": math.nan},
+    {"dtype": "half"}, {"data": {"sources": ["a", 1]}},
 ]  # fmt: skip
 
 
