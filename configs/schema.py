@@ -172,7 +172,7 @@ class TrainConfig(Checked):
     # Muon needs fewer steps than AdamW alone
     optimizer: str = setting("muon", "of the blocks' matrices", ("adamw", "muon"), fixed=True)
     learning_rate: float = setting(  # high: with Muon, AdamW trains only embeddings, head, vectors
-        0.02, "peak, of AdamW (1e-3 if optimizer adamw); of Muon: muon_learning_rate", more_than=0
+        0.02, "peak rate of AdamW (alone: 1e-3); of Muon: muon_learning_rate", more_than=0
     )
     muon_learning_rate: float = setting(0.02, "peak learning rate of Muon", more_than=0)
     min_lr_ratio: float = setting(0.0, "final learning rate / peak", at_least=0, at_most=1)

@@ -101,7 +101,7 @@ OPTIONS = [  # arguments, setting, value
 INVALID_OPTIONS = [  # arguments, and words of the message
     (parse_train, [], "config file or run folder, such as configs/shakespeare.yaml, but is given"),
     (parse_train, [SMOKE, "--n_heads=4"], "'--n_heads'; did you mean --n_head (number of"),
-    (parse_train, [SMOKE, "--lr=1"], "--learning_rate (peak, of AdamW (1e-3 if"),
+    (parse_train, [SMOKE, "--lr=1"], "--learning_rate (peak rate of AdamW (alone"),
     (parse_train, [SMOKE, "--epochs=3"], "--max_iters (number of optimization steps)?"),
     (parse_train, [SMOKE, "--n_layer", "-1"], "must be an integer of at least 1, but is '-1'"),
     (parse_train, [SMOKE, "--seed", "--compile"], "--seed: expected one argument; write --key"),

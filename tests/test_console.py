@@ -11,7 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from common.console import prepare_console, print_result, print_stderr, script_command
+from common.console import (
+    prepare_console,
+    print_result,
+    print_stderr,
+    script_command,
+    shell_command,
+)
 from common.errors import ConfigError
 from common.words import escape_controls
 from tests.commands import exit_code, sample_main, train_main
@@ -96,6 +102,29 @@ def test_a_command_that_a_prompt_a_script_or_a_notebook_prints_names_the_script(
 ):
     monkeypatch.setattr(sys, "argv", [caller])
     assert script_command("sample.py").endswith(f" {ROOT / 'sample.py'}")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has other rules")
+def test_a_shell_reads_the_words_of_a_printed_command_which_has_double_quotes_where_it_can():
+    words = [
+        "a",
+        "a b",
+        "a/*.md",
+        "it's",
+        "",
+        'a "b"',
+        "$HOME",
+        "`ls`",
+        "a b!",
+        "\\n",
+        "~",
+        "#",
+        ";",
+    ]
+    command = shell_command(["printf", "%s|", *words])
+    printed = subprocess.run(["sh", "-c", command], capture_output=True, text=True).stdout
+    assert printed.split("|") == [*words, ""]
+    assert shell_command(["a", "a b", "a/*.md", "it's"]) == 'a "a b" "a/*.md" "it\'s"'
 
 
 def test_pythons_prompt_stays_open_after_an_error(monkeypatch):
