@@ -105,13 +105,15 @@ class DataConfig(Checked):
             if len(text) > 1 and text[0] == text[-1] == "'":
                 raise ConfigError(f"{text}: the quotes are part of it; use double quotes")
         # a download needs its SHA-256: losses on another text are not comparable
-        for source in (*self.sources, *self.val_sources, self.fallback):
-            if "://" in source and not TEXT_URL.fullmatch(source):
-                raise ConfigError(
-                    f"{quoted(source)} is not a verifiable download; allowed: "
-                    "https://HOST/FOLDER/FILE#sha256=<64 hex digits>; or download it and give the "
-                    "file"
-                )
+        texts = {"sources": self.sources, "val_sources": self.val_sources}
+        for name, sources in (texts | {"fallback": [self.fallback]}).items():
+            for source in sources:
+                if "://" in source and not TEXT_URL.fullmatch(source):
+                    raise ConfigError(
+                        f"{name}: {quoted(source)} is not a verifiable download; allowed: "
+                        "https://HOST/FOLDER/FILE#sha256=<64 hex digits>; or download it and give "
+                        "the file"
+                    )
 
 
 @dataclass(frozen=True)
