@@ -358,5 +358,5 @@ def attention_images(run: Run) -> dict[str, Tensor]:
     images = {}
     for layer, weights in enumerate(attention_maps(run.model, ids.to(run.runtime.device)), 1):
         shades = 1 - weights.float().cpu().sqrt()  # the root keeps small weights visible
-        images[f"attention/layer_{layer}"] = shades.kron(torch.ones(1, 8, 8))[:, None]
+        images[f"views/attention_layer_{layer}"] = shades.kron(torch.ones(1, 8, 8))[:, None]
     return images
