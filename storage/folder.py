@@ -135,8 +135,8 @@ class Saver:
     def save(self, *, as_best: bool, final: bool) -> None:
         """Save the run in `best` if `as_best`, and in `last` if a save is due or `final`.
 
-        `best` keeps its weights if their validation loss is lower. Raises ResourceError only if
-        `final`, because no later save will try again.
+        `best` keeps its weights if their validation loss is lower. Raises ResourceError or OSError
+        only if `final`, because no later save will try again.
         """
         progress = self.run.progress
         as_best = as_best and progress.best_loss <= self.best_loss

@@ -41,6 +41,7 @@ COLUMNS = {  # of metrics.csv, after step and minutes -> tag in TensorBoard
     "train_loss": "val/train_loss",
     "exact_match": "val/exact_match",
 }
+HEADER = ",".join(["step", "minutes", *COLUMNS])
 SECONDS_BETWEEN_LINES = 30  # if the output is a file, which has no bar
 PROBE_LENGTH = 32  # characters whose attention is shown
 
@@ -331,7 +332,7 @@ def append_row(path: Path, cells: Iterable[str]) -> None:
     # open and close it for each row: a kill loses none, and other programs can read the file
     with open(path, "a", encoding="ascii") as file:
         if file.tell() == 0:
-            file.write(",".join(["step", "minutes", *COLUMNS]))
+            file.write(HEADER)
         file.write("\n" + ",".join(cells))
 
 
@@ -358,5 +359,5 @@ def attention_images(run: Run) -> dict[str, Tensor]:
     images = {}
     for layer, weights in enumerate(attention_maps(run.model, ids.to(run.runtime.device)), 1):
         shades = 1 - weights.float().cpu().sqrt()  # the root keeps small weights visible
-        images[f"attention/layer_{layer}"] = shades.kron(torch.ones(1, 8, 8))[:, None]
+        images[f"views/attention_layer_{layer}"] = shades.kron(torch.ones(1, 8, 8))[:, None]
     return images

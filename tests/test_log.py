@@ -49,7 +49,7 @@ SCALARS = {
     "val/train_loss", "val/loss_at/16",
 }  # fmt: skip
 TEXTS = {f"{tag}/text_summary" for tag in ("samples/text", "setup/run")}
-IMAGE = "attention/layer_1"
+IMAGE = "views/attention_layer_1"
 EVALUATIONS = [6, 12, 18, 24]
 KILLED_AT, SAVED_AT = 11, 8  # counted from 0; the step of the last save before it
 

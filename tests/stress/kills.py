@@ -38,7 +38,7 @@ from tests.stress import main
 
 SAVE_INTERVAL = 4
 MINUTES = ["--minutes=0.5"]  # much more than a start takes on a busy machine
-# The small run has Muon, dropout, accumulation and pictures; the full form changes them in turn.
+# The small run has Muon, dropout, accumulation and images; the full form changes them in turn.
 MIXES = [
     [],
     ["--optimizer=adamw", "--schedule=cosine"],
