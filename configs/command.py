@@ -11,7 +11,7 @@ import argparse
 import dataclasses
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from types import MappingProxyType
 from common.console import prepare_console, print_text
 from common.errors import ConfigError
 from common.files import beside_code, holds_run, home_path, runs_near
-from common.words import did_you_mean, first_few, quoted
+from common.words import did_you_mean, quoted
 from configs.fields import (
     Checked,
     describe_allowed,
@@ -30,7 +30,6 @@ from configs.fields import (
     setting,
     settings_of,
     unescape,
-    value_type,
 )
 from configs.schema import Config, SampleConfig, flat_settings, suggest_setting, with_settings
 
@@ -204,7 +203,7 @@ def parse_options(
     prints the help and exits.
     """
     settings = {name: field for section in sections for name, field in settings_of(section).items()}
-    flags = {f"--{name}" for name, field in settings.items() if value_type(field) is bool}
+    flags = {f"--{name}" for name, field in settings.items() if isinstance(field.default, bool)}
     found, rest = _option_parser(usage, sections).parse_known_args(_spell_options(argv, flags))
     texts = vars(found)
     words = texts.pop("words", []) + rest
@@ -242,7 +241,7 @@ def _option_parser(usage: str, sections: Sequence[type]) -> Parser:
             group.add_argument(
                 f"--{field.name}",
                 action="append" if isinstance(field.default, tuple) else "store",
-                metavar="" if value_type(field) is bool else "VALUE",
+                metavar="" if isinstance(field.default, bool) else "VALUE",
                 help="; ".join(words),
             )
     return parser
@@ -256,7 +255,7 @@ def _spell_options(argv: Sequence[str] | None, flags: set[str]) -> list[str]:
         if word.lower() in ("true", "false") and words and words[-1] in flags:
             words[-1] += f"={word}"
         elif name.startswith("--"):
-            words.append(name.replace("-", "_").replace("__", "--", 1) + equals + value)
+            words.append("--" + name[2:].replace("-", "_") + equals + value)
         else:
             words.append(word)
     # with nargs="?", argparse would take the config file after --compile for its value
@@ -290,8 +289,8 @@ def read_config(path: str) -> dict[str, object]:
         return settings
 
 
-def _entries(text: str) -> list[tuple[str, int, object]]:
-    """Return the key, the line and the value of each setting in a YAML text.
+def _entries(text: str) -> Iterator[tuple[str, int, object]]:
+    """Yield the key, the line and the value of each setting in a YAML text.
 
     A value is a string or a list; no object is constructed, whatever the tags and aliases.
     """
@@ -303,25 +302,21 @@ def _entries(text: str) -> list[tuple[str, int, object]]:
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1
         raise ConfigError(f"line {line}: not YAML ({error.problem}); {form}") from None
-    except Exception as error:  # others too, such as a ValueError for "\Uffffffff"
+    except Exception as error:  # others too, such as an OverflowError for "\Uffffffff"
         raise ConfigError(f"not YAML: {' '.join(str(error).split())}; {form}") from None
     if not isinstance(root, yaml.MappingNode):
         raise ConfigError(f"has no settings; {form}")
 
-    entries, sections = [], []
     for key_node, node in root.value:
         key = key_node.value if isinstance(key_node, yaml.ScalarNode) else "?"  # `? [a]` is YAML
-        is_list = isinstance(node, yaml.SequenceNode)
-        value = [item.value for item in node.value] if is_list else node.value
-        entries.append((key, key_node.start_mark.line + 1, value))
+        line = key_node.start_mark.line + 1
         if isinstance(node, yaml.MappingNode):
-            sections.append(key)
-    if sections:
-        raise ConfigError(
-            "settings are a flat list now: write n_layer: 3 without the "
-            f"section{'s' * (len(sections) > 1)} {first_few(sections)}"
-        )
-    return entries
+            raise ConfigError(
+                f"line {line}: settings are a flat list now: write n_layer: 3 without the section "
+                f"{quoted(key)}"
+            )
+        is_list = isinstance(node, yaml.SequenceNode)
+        yield key, line, [item.value for item in node.value] if is_list else node.value
 
 
 def to_yaml(config: Config) -> str:

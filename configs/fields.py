@@ -2,22 +2,17 @@
 
 import dataclasses
 import math
-import operator
 import re
 from contextlib import contextmanager
 from dataclasses import Field, fields, is_dataclass
+from operator import ge, gt, le, lt
 from typing import get_args
 
 from common.errors import ConfigError
 from common.words import quoted
 
 TYPE_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
-LIMITS = {
-    "at_least": operator.ge,
-    "more_than": operator.gt,
-    "at_most": operator.le,
-    "less_than": operator.lt,
-}
+LIMITS = {"at_least": ge, "more_than": gt, "at_most": le, "less_than": lt}
 ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\"}
 ESCAPE_OF = {character: f"\\{letter}" for letter, character in ESCAPES.items()}
 

@@ -76,9 +76,7 @@ class DataConfig(Checked):
     val_sources: tuple[str, ...] = setting((), "text to validate on (none = a part of sources)")
     # the end of each file, or items of a list
     val_fraction: float = setting(0.1, "fraction held out", more_than=0, less_than=1, fixed=True)
-    max_val: int = setting(
-        250_000, "characters that an evaluation predicts, at most (0 = all)", at_least=0, fixed=True
-    )
+    max_val: int = setting(250_000, "characters to validate on (0 = all)", at_least=0, fixed=True)
     separator: str = setting("", 'lists: what ends an item, such as "\\n" for names', fixed=True)
     answer_after: str = setting("", 'with separator: what ends a question, such as "="', fixed=True)
 

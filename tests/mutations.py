@@ -208,7 +208,7 @@ MUTATIONS = (
         "if key in lines:", "if False:"),
     Mutation("open_intervals_closed", "dropout=1.0 is accepted, and everything is dropped",
         "configs/fields.py", "test_command",
-        '"less_than": operator.lt', '"less_than": operator.le'),
+        '"less_than": lt', '"less_than": le'),
     Mutation("names_of_others_unknown", "who types --lr is told of log, not of learning_rate",
         "configs/schema.py", "test_command test_schema",
         "did_you_mean(meant if meant in known else key, ",

@@ -32,8 +32,8 @@ INVALID_FILES = [
     ("# only a comment\n", "has no settings; each setting is a line `key: value`"),
     ("- seed\n", "has no settings; each setting is a line `key: value`"),
     (b"# caf\xe9\nseed: 1\n", "not UTF-8 at byte 5"),
-    ("seed: 1\nmodel:\n  n_layer: 3\n", "now: write n_layer: 3 without the section model"),
-    ("data: {sources: a}\ntrain: {}\n", "write n_layer: 3 without the sections data, train"),
+    ("seed: 1\nmodel:\n  n_layer: 3\n", "line 2: settings are a flat list", "'model'"),
+    ("sead: 1\ndata: {sources: a}\ntrain: {}\n", "write n_layer: 3 without the section 'data'"),
     # unknown keys
     ("seed: 1\nn_heads: 4\n", "line 2: unknown key 'n_heads'; did you mean n_head (number of"),
     ("hidden_size: 4\n", "did you mean n_embd (width of the model"),  # as in Hugging Face
