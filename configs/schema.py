@@ -34,7 +34,6 @@ OTHER_NAMES = {
     "n_head": "num_attention_heads",
     "n_embd": "width d_model hidden_size embed_dim",
     "block_size": "context context_length seq_len n_ctx n_positions max_position_embeddings",
-    "n_previous": "token_shifts",
     "mlp": "activation",
     "tied": "tie_word_embeddings",
     "learning_rate": "lr",
