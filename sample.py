@@ -20,7 +20,7 @@ from common.errors import ConfigError, DataError
 from common.files import home_path
 from common.words import escape_controls, first_few, plural, quoted, quoted_character
 from configs.command import parse_sample_options
-from configs.fields import unescape, with_escapes
+from configs.fields import format_escapes, parse_escapes
 from configs.schema import DEFAULT_TEMPERATURE, SampleConfig
 from data.encodings import decode_text, read_files
 from page.mark import check_page
@@ -34,7 +34,7 @@ def parse_command(argv: Sequence[str] | None = None) -> tuple[SampleConfig, str]
     path = options.prompt.removeprefix("FILE:")
     if options.prompt == "-" or path != options.prompt:
         return options, read_prompt(path).removesuffix("\n")  # of `echo`, or of the last line
-    return options, unescape(options.prompt)
+    return options, parse_escapes(options.prompt)
 
 
 def read_prompt(path: str) -> str:
@@ -174,7 +174,7 @@ class LoadedModel:
         if self.answer_after not in text:
             raise ConfigError(
                 f"{where}: this model answers questions that end in {quoted(self.answer_after)}; "
-                f"ask one, such as {quoted(with_escapes(self.saved.text.question))}"
+                f"ask one, such as {quoted(format_escapes(self.saved.text.question))}"
             )
 
         ids, size = self.encode(text, where), self.model.config.block_size

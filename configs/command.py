@@ -25,11 +25,11 @@ from configs.fields import (
     Checked,
     describe_allowed,
     error_context,
+    parse_escapes,
     parse_value,
     parts_of,
     setting,
     settings_of,
-    unescape,
 )
 from configs.schema import Config, SampleConfig, flat_settings, suggest_setting, with_settings
 
@@ -180,7 +180,7 @@ def parse_sample_options(argv: Sequence[str] | None) -> SampleConfig:
     if not values.get("ckpt"):
         raise ConfigError("--ckpt is missing; write --ckpt=PATH: a run folder or checkpoint file")
     # stop strings have escapes, as the prompt: --stop="\n\n"
-    values["stop"] = tuple(map(unescape, values.get("stop", ())))
+    values["stop"] = tuple(map(parse_escapes, values.get("stop", ())))
     return SampleConfig(**values)
 
 

@@ -118,15 +118,15 @@ def universal_newlines(text: str) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def unescape(text: str) -> str:
+def parse_escapes(text: str) -> str:
     r"""Replace \n, \t, \r and \\ with the characters they stand for; \r ends a line as \n does."""
     # in one pass, so that \\n becomes \n and not a newline
     replaced = re.sub(r"\\([ntr\\])", lambda match: ESCAPES[match[1]], text)
     return universal_newlines(replaced)
 
 
-def with_escapes(text: str) -> str:
-    r"""Write newlines, tabs, carriage returns and backslashes as `unescape` reads them."""
+def format_escapes(text: str) -> str:
+    r"""Write newlines, tabs, carriage returns and backslashes as `parse_escapes` reads them."""
     return re.sub(r"[\n\t\r\\]", lambda match: ESCAPE_OF[match[0]], text)
 
 

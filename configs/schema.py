@@ -14,7 +14,7 @@ from itertools import combinations
 
 from common.errors import ConfigError
 from common.words import did_you_mean, quoted
-from configs.fields import Checked, setting, unescape, with_escapes
+from configs.fields import Checked, format_escapes, parse_escapes, setting
 
 TEXT_URL = re.compile(
     r"(https://[^\s#]+/(\w[\w.-]*)/(\w[\w.-]*))#sha256=([0-9a-f]{64})", re.IGNORECASE
@@ -83,7 +83,7 @@ class DataConfig(Checked):
         super().__post_init__()
         # a newline and \n are stored the same way, so that they compare equal
         for name in ("separator", "answer_after"):
-            object.__setattr__(self, name, with_escapes(unescape(getattr(self, name))))
+            object.__setattr__(self, name, format_escapes(parse_escapes(getattr(self, name))))
         if self.answer_after and not self.separator:
             raise ConfigError(
                 f"answer_after {quoted(self.answer_after)} needs items that end: set separator "

@@ -18,7 +18,7 @@ import numpy as np
 
 from common.errors import DataError
 from common.words import plural, quoted
-from configs.fields import unescape
+from configs.fields import parse_escapes
 from configs.schema import DataConfig
 from data.batches import IGNORED, Split
 
@@ -38,7 +38,7 @@ class ItemFormat:
         if not data.separator:
             return None
         # in the settings \n is two characters, in the text it is one
-        return cls(unescape(data.separator), unescape(data.answer_after))
+        return cls(parse_escapes(data.separator), parse_escapes(data.answer_after))
 
     @property
     def start_character(self) -> str:

@@ -21,7 +21,7 @@ from common.console import discard_output, script_command, shell_command
 from common.stop import Stop
 from common.words import escape_controls, plural, printable
 from configs.command import Command
-from configs.fields import with_escapes
+from configs.fields import format_escapes
 from configs.schema import flat_settings
 from data.summary import length_advice
 from model.attention import fastest_kernel
@@ -210,7 +210,7 @@ class Log:
             best = f"best validation loss {progress.best_loss:.4f} at step {progress.best_step:,}"
         sample = ["--ckpt", folder]
         if question := self.run.corpus.question:  # a model of answers wants to be asked
-            sample.append(f"--prompt={with_escapes(question)}")
+            sample.append(f"--prompt={format_escapes(question)}")
         tensorboard = [sys.orig_argv[0], "-m", "tensorboard.main", "--logdir", folder.parent]
         say(
             ended,

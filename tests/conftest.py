@@ -28,7 +28,7 @@ from common.words import escape_controls  # noqa: E402
 # the modules of `-m quick`: 25 seconds on two cores
 QUICK = {
     "test_attention", "test_batches", "test_command", "test_corpus", "test_evaluate",
-    "test_file_format", "test_gpt", "test_items", "test_layouts", "test_convert",
+    "test_checkpoint", "test_gpt", "test_items", "test_layouts", "test_convert",
     "test_mutations", "test_optimizers", "test_readme", "test_schedule", "test_schema",
     "test_step", "test_structure", "test_summary", "test_text", "test_tokenizer",
 }  # fmt: skip
