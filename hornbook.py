@@ -2,11 +2,11 @@
 
     python hornbook.py [TEXT ...] [--max_iters N]
 
-After 1,400 steps on Tiny Shakespeare (18 minutes on two cores, validation loss 1.405) it writes:
+After 1,400 steps on Tiny Shakespeare (18 minutes on two cores, validation loss 1.401) it writes:
 
-    My fair ordering were thou grace the time
-    Of riches all and storms to importune,
-    Thou takest my prayers can subject of men
+    If our enemy was for a sorrow courteous,
+    Nothing, I'll stay the slighting love and bloods
+    Which give me speeches he might die and see,
 
 Each heading says where its part's full version is, and the constants are that version's settings.
 The losses are those of `python train.py configs/shakespeare.yaml --device=cpu --dtype=float32`.

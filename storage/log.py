@@ -89,11 +89,12 @@ class Log:
         kernel = config.kernel
         if kernel == "auto":
             kernel = fastest_kernel(run.runtime.dtype, run.runtime.device, config.block_size)
+        sizes = ("n_layer", "n_head", "n_embd", "block_size")
+        shape = ", ".join(f"{name} {getattr(config, name)}" for name in sizes)
         device = [str(run.runtime), processes, f"{kernel} attention"]
         lines = [
             *corpus.summary,
-            f"model       {config.n_layer} layers, {config.n_head} heads, width {config.n_embd}, "
-            f"context {config.block_size}: {parameter_count(model):,} parameters",
+            f"model       {shape}: {parameter_count(model):,} parameters",
             f"device      {', '.join(filter(None, device))}",
             f"training    {plural(train.max_iters, 'step')}, {run.planned_epochs:,.1f} epochs, "
             f"dropout {config.dropout:g}, logit_scale {config.logit_scale}",

@@ -60,13 +60,13 @@ def rotate(x, position):
 """,
     "cache": """
 def forget(model, cache):
-    newer = hornbook.Cache(1)
+    newer = hornbook.Cache()
     model(cache.ids[:, cache.ids.size(1) // 2 :], newer)
     return newer
 """,
     "beat": """
 def changes():
-    return {"LEARNING_RATE": 0.04, "LOGIT_SCALE": 1.0}
+    return {"LEARNING_RATE": 0.04}
 """,
 }
 

@@ -1,8 +1,8 @@
 """Make the cache forget its older half.
 
-When the cache of hornbook.py holds CONTEXT characters, the positions of training are used up, and
-the text can only go on if some are forgotten. The function below cuts off the older half. It runs,
-and the text gets worse.
+When the cache of hornbook.py holds BLOCK_SIZE characters, the positions of training are used up,
+and the text can only go on if some are forgotten. The function below cuts off the older half. It
+runs, and the text gets worse.
 
 Task: return a cache that knows nothing but the newer half. Hint: what does a key depend on? Where
 did `rotate` place it, and what had the blocks below gathered? A call of the model fills the cache
@@ -19,7 +19,7 @@ from docs.exercises import expect
 
 def forget(model, cache):
     """Return a cache of the newer half of the characters, as if there had been no others."""
-    half, newer = cache.ids.size(1) // 2, hornbook.Cache(1)
+    half, newer = cache.ids.size(1) // 2, hornbook.Cache()
     # your turn: these three lines
     newer.ids = cache.ids[:, half:]
     newer.keys = [keys[:, :, half:] for keys in cache.keys]
@@ -30,8 +30,8 @@ def forget(model, cache):
 # --------------------------------------------------------------------------------------- the checks
 play = Path(__file__).parents[2] / "data" / "plays" / "admiral.txt"
 vocabulary, ids, _ = hornbook.read([play])
-hornbook.LAYERS, hornbook.WIDTH, hornbook.CONTEXT = 2, 32, 32
-model, full = hornbook.GPT(len(vocabulary)), hornbook.Cache(1)
+hornbook.N_LAYER, hornbook.N_EMBD, hornbook.BLOCK_SIZE = 2, 32, 32
+model, full = hornbook.GPT(len(vocabulary)), hornbook.Cache()
 with torch.no_grad():
     for parameter in model.parameters():  # with weights as large as those of a trained model
         parameter += 0.2 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
@@ -40,7 +40,7 @@ with torch.no_grad():
     sentence = f"it has {cache.ids.size(1)} ids, and not those of the newer half, which are 16."
     expect(torch.equal(cache.ids, ids[None, 16:32]), sentence)
     next_logits = model(ids[None, 32:33], cache)[0, -1]
-    right = model(ids[None, 16:33], hornbook.Cache(1))[0, -1]
+    right = model(ids[None, 16:33])[0, -1]
 difference = (next_logits - right).abs().max()
 sentence = f"the next logits are up to {difference:.2f} off; the older half still has an effect."
 expect(difference < 1e-3, sentence)

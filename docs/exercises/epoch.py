@@ -9,8 +9,6 @@ Task: predict every character but the first exactly once. Hint: the last target 
 input there. Whose input must it be? And the last window may be shorter than the others.
 """
 
-import itertools
-
 import hornbook
 from docs.exercises import expect
 
@@ -32,8 +30,8 @@ for length, context in ((10, 3), (9, 3), (12, 5), (5, 8)):
     expect(predicted == list(range(1, length)), f"{case}, these are predicted: {predicted}.")
     expect(all(end - start <= context for start, end in cut), f"{case}, one is too long.")
 
-hornbook.CONTEXT = 3
-epoch = [(int(start), int(end)) for start, end in itertools.islice(hornbook.windows(9), 4)]
+hornbook.BLOCK_SIZE = 3
+epoch = hornbook.windows(9, 0)
 print(f"""Windows share a character: the last target of one is the first input of the next. The
 first epoch of hornbook.py, of 10 characters in windows of 3, would be {epoch}:
 cut at random, shuffled, and still each once. Without the overlap, one character in 4 would never

@@ -31,9 +31,9 @@ for sigma in (0.0, 0.3, 0.6):
 
 ids = torch.randint(65, (4, 257), generator=generator)
 with torch.no_grad():
-    logits = hornbook.GPT(65)(ids[:, :-1], hornbook.Cache(4))
+    logits = hornbook.GPT(65)(ids[:, :-1])
 measured = cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
-expected = first_loss(65, sigma=0.02 * hornbook.WIDTH**0.5)
+expected = first_loss(65, sigma=0.02 * hornbook.N_EMBD**0.5)
 print(f"""Noise costs sigma^2 / 2. In hornbook.py sigma is 0.32, so you expect a first loss of
 {expected:.2f}; it is {measured:.2f}, and ln 65 is {math.log(65):.2f}. One far above that
 would mean that the initial weights are too large. Look at it whenever you build a model.""")
