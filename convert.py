@@ -65,14 +65,14 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
 
     # read everything before anything is written
-    saved = read_nanogpt(options.ckpt, options.vocabulary, options.encoding)
+    checkpoint = read_nanogpt(options.ckpt, options.vocabulary, options.encoding)
 
     # write a run folder with one checkpoint: `best`, which sampling and --init_from load
     with locked(options.out_dir):
         if holds_run(options.out_dir):
             raise ConfigError(f"out_dir: {options.out_dir} holds a run; choose another --out_dir")
-        prepare_folder(options.out_dir, overwrite=False, settings=saved.settings)
-        write_atomic(options.out_dir / BEST, to_bytes(saved))
+        prepare_folder(options.out_dir, overwrite=False, settings=checkpoint.settings)
+        write_atomic(options.out_dir / BEST, to_bytes(checkpoint))
 
     command = script_command("sample.py", "--ckpt", options.out_dir)
     print_result(f"imported {options.ckpt}; now try:", f"  {command}")
@@ -107,9 +107,9 @@ def read_nanogpt(path: Path, text: Path, encoding: str) -> Checkpoint:
 
     # a checkpoint without optimizer state can be sampled from and fine-tuned, not resumed
     config = Config(data=DataConfig(encoding=encoding), model=model, train=ADAMW)
-    saved = Checkpoint(config, model, vocabulary, tensors, TextInfo(text.name), path=path)
-    build_model(saved)  # checks the tensors
-    return saved
+    checkpoint = Checkpoint(config, model, vocabulary, tensors, TextInfo(text.name), path=path)
+    build_model(checkpoint)  # checks the tensors
+    return checkpoint
 
 
 def our_tensors(state_dict: dict[str, Tensor], n_head: int) -> dict[str, Tensor]:

@@ -1,10 +1,10 @@
-"""Generate text from a checkpoint: python sample.py --ckpt out/shakespeare --prompt "ROMEO:"
+"""Text from a trained model: python sample.py --ckpt out/shakespeare --prompt "ROMEO:"
 
-A `LoadedModel` writes texts, for one of five functions: `print_samples`, `print_novel_items`,
-`converse`, `score` or `write_html`.
+`main` calls one of five functions: `print_samples`, `print_novel_items`, `converse`, `score` or
+`write_html`. All of them use a `LoadedModel`.
 
-A model of a *list* was trained with a separator, which ends each item: names, one per line. Each of
-its samples is one item.
+A model of a *list* was trained on items that end in a separator: names, one per line. Each of its
+samples is one item.
 """
 
 import re
@@ -33,7 +33,7 @@ def parse_command(argv: Sequence[str] | None = None) -> tuple[SampleConfig, str]
         check_page(home_path(options.html))
     path = options.prompt.removeprefix("FILE:")
     if options.prompt == "-" or path != options.prompt:
-        return options, read_prompt(path).removesuffix("\n")  # of `echo`, or of the last line
+        return options, read_prompt(path).removesuffix("\n")  # `echo` and editors add one
     return options, parse_escapes(options.prompt)
 
 
@@ -64,7 +64,7 @@ from storage.checkpoint import build_model, load_preferred
 from training.device import select_runtime
 from training.evaluate import BITS_PER_NAT, batch_size_for, window_losses
 
-FILTERS = ("temperature", "top_k", "top_p", "min_p")  # what a Sampler does to the probabilities
+SAMPLER_SETTINGS = ("temperature", "top_k", "top_p", "min_p")
 BATCH_SIZE = 64  # samples to write at once
 DRAWS_PER_ITEM = 100  # samples to write, at most, for each item that --novel should find
 
@@ -89,19 +89,18 @@ class LoadedModel:
     """The model of a checkpoint with its tokenizer, and the options to sample from it."""
 
     def __init__(self, options: SampleConfig):
-        # the checkpoint, with its own weight layout and kernel unless the user chose others
         self.runtime = select_runtime(options.device, options.dtype)
-        self.saved = load_preferred(home_path(options.ckpt), "best", notify=print_stderr)
+        self.checkpoint = load_preferred(home_path(options.ckpt), "best", notify=print_stderr)
         chosen = {"layout": options.layout, "kernel": options.kernel}
         chosen = {name: value for name, value in chosen.items() if value != "saved"}
-        self.model = build_model(self.saved, **chosen)
-        # generation casts the weights; scoring uses autocast, like training; a page is in float32
+        self.model = build_model(self.checkpoint, **chosen)
+        # generation casts the weights; scoring uses autocast, as training does; a page has float32
         dtype = torch.float32 if options.score or options.html else self.runtime.dtype
         self.model.to(self.runtime.device, dtype)
-        self.tokenizer = CharTokenizer(self.saved.vocabulary)
+        self.tokenizer = CharTokenizer(self.checkpoint.vocabulary)
 
         # each sample of a list is an item, and the separator ends it
-        self.item_format = ItemFormat.from_settings(self.saved.settings.data)
+        self.item_format = ItemFormat.from_settings(self.checkpoint.settings.data)
         self.stop_strings, self.end, self.answer_after = options.stop, "\n", ""
         if self.item_format:
             self.end, self.answer_after = self.item_format.separator, self.item_format.answer_after
@@ -117,7 +116,7 @@ class LoadedModel:
 
         `source` is a file, folder or pattern, as in --sources, or "-" for standard input.
         """
-        encoding = self.saved.settings.data.encoding
+        encoding = self.checkpoint.settings.data.encoding
         if source == "-":
             name = "standard input"
             files, notes = read_files([(name, sys.stdin.buffer.read())], encoding)
@@ -129,22 +128,22 @@ class LoadedModel:
         return name, files if self.item_format else end_with_newlines(files)
 
     def as_read(self, text: str) -> str:
-        """Return a text as the model has read its own: rare characters are UNK."""
+        """Return a text as training reads it: UNK for characters that the vocabulary lacks."""
         vocabulary = self.tokenizer.vocabulary
         return "".join(c if c in vocabulary else UNK for c in self.tokenizer.in_known_form(text))
 
     def known(self, texts: Sequence[str]) -> list[str]:
         """Return texts in the Unicode form of the vocabulary.
 
-        With --unknown=skip, leave out characters that are not in it.
+        With --unknown=skip, leave out the characters that the vocabulary lacks.
         """
         texts = list(map(self.tokenizer.in_known_form, texts))
         if self.options.unknown != "skip":
             return texts
-        known = ["".join(c for c in text if c in self.tokenizer.vocabulary) for text in texts]
-        if skipped := sum(map(len, texts)) - sum(map(len, known)):
+        kept = ["".join(c for c in text if c in self.tokenizer.vocabulary) for text in texts]
+        if skipped := sum(map(len, texts)) - sum(map(len, kept)):
             print_stderr(f"skipped {plural(skipped, 'character')} not in the vocabulary")
-        return known
+        return kept
 
     def encode(self, text: str, where: str) -> np.ndarray:
         """Encode a text, with UNK for unknown characters; raise ConfigError if there is no UNK."""
@@ -174,7 +173,7 @@ class LoadedModel:
         if self.answer_after not in text:
             raise ConfigError(
                 f"{where}: this model answers questions that end in {quoted(self.answer_after)}; "
-                f"ask one, such as {quoted(format_escapes(self.saved.text.question))}"
+                f"ask one, such as {quoted(format_escapes(self.checkpoint.text.question))}"
             )
 
         ids, size = self.encode(text, where), self.model.config.block_size
@@ -183,13 +182,12 @@ class LoadedModel:
         return ids
 
     def new_texts(self, sample_indices: Sequence[int], ids: np.ndarray) -> Texts:
-        """Begin some samples with a prompt.
+        """Return some samples that have been begun with a prompt.
 
-        Each sample has its own random numbers, from the seed and its index, so its text does not
-        depend on the other samples.
+        A sample depends on the seed and its index (counted from 0), not on the other samples.
         """
-        filters = {name: getattr(self.options, name) for name in FILTERS}
-        sampler = Sampler(self.options.seed, sample_indices, **filters)
+        settings = {name: getattr(self.options, name) for name in SAMPLER_SETTINGS}
+        sampler = Sampler(self.options.seed, sample_indices, **settings)
         texts = Texts(self.model, sampler, cache=self.options.cache)
 
         # as in training, an item begins after a separator; other text needs a first character
@@ -203,7 +201,7 @@ class LoadedModel:
     def characters(self, texts: Texts, stops: Sequence["StopStrings"]) -> Iterator[list[str]]:
         """Write until each sample has stopped; yield each sample's next characters.
 
-        Often that is one, or none: characters that may begin a stop string are held back.
+        A sample has none while its last characters may begin a stop string, then several at once.
         """
         for _ in range(self.options.max_new_tokens):
             characters = self.tokenizer.decode(texts.write_one())  # one for each sample
@@ -223,8 +221,9 @@ class LoadedModel:
 class StopStrings:
     """The stop strings of one sample: the first that the model writes ends it, and is not shown.
 
-    It may begin in the prompt. It is `found` then, and `ending` is the part that the model wrote.
-    The last few characters are `pending` until it is clear that they do not begin a stop string.
+    found    the stop string that has ended the sample, "" until then
+    ending   the part of it that the model wrote: a stop string may begin in the prompt
+    pending  the last few characters, held back while they may begin a stop string
     """
 
     def __init__(self, strings: Sequence[str], prompt: str):
@@ -240,7 +239,7 @@ class StopStrings:
         # does a stop string end here? if several do, it is the longest
         text = (self.shown + self.pending)[-self.longest :]
         self.found = max(filter(text.endswith, self.strings), key=len, default="")
-        # of a stop string show nothing; otherwise hold back what may be the beginning of one
+        # show nothing of a stop string, and hold back what may be the beginning of one
         length = max(0, len(self.pending) - (len(self.found) or self.longest - 1))
         shown, self.pending = self.pending[:length], self.pending[length:]
         if self.found:
@@ -257,7 +256,7 @@ Written = tuple[str, StopStrings]  # a sample with its prompt, and what has stop
 def print_samples(loaded: LoadedModel, prompt: str) -> None:
     """Print one sample, or several with a numbered line above each; items have no such lines.
 
-    With --novel, name the longest passage of each that is in that text.
+    With --novel, also name the longest passage of each sample that is in the text of --novel.
     """
     options, ids = loaded.options, loaded.encode_prompt(prompt)
     name, files = loaded.read_source(options.novel) if options.novel else ("", [])
@@ -317,8 +316,8 @@ def print_novel_items(loaded: LoadedModel, prompt: str) -> None:
     known = {"", *map(loaded.as_read, loaded.item_format.items_of(name, files))}
 
     # a model that has memorized its list may never get there
-    new, left_out, wanted = set(), [], options.num_samples
-    for item, stop in write_samples(loaded, DRAWS_PER_ITEM * wanted, ids):
+    new, left_out, number = set(), [], options.num_samples
+    for item, stop in write_samples(loaded, DRAWS_PER_ITEM * number, ids):
         if stop.found != loaded.end:
             left_out.append("cut")  # by --max_new_tokens or --stop
         elif item in known or item in new:
@@ -326,9 +325,9 @@ def print_novel_items(loaded: LoadedModel, prompt: str) -> None:
         else:
             new.add(item)
             print_text(item + loaded.end)
-            if len(new) == wanted:
+            if len(new) == number:
                 break
-    advice = "; raise --temperature for more" if len(new) < wanted else ""
+    advice = "; raise --temperature for more" if len(new) < number else ""
     print_stderr(
         f"{plural(len(new), 'item')}; left out: {left_out.count('known'):,} that are in {name}, "
         f"{left_out.count('twice'):,} drawn twice, {left_out.count('cut'):,} cut{advice}"
@@ -342,8 +341,8 @@ def converse(loaded: LoadedModel, prompt: str) -> int:
     """Hold a conversation until Ctrl-D; return the exit code: 2 if a line was refused, otherwise 0.
 
     A typed line begins a new line of the text, and the model continues it; after an empty line the
-    model goes on. What it has written of a string of --stop, such as `Ann:`, is the prompt to type
-    at. With a model of a list, each turn is an item: the prompt, the typed line and the reply.
+    model goes on. A string of --stop that ends a reply, such as `Ann:`, is the prompt to type at.
+    With a model of a list, each turn is an item: the prompt, the typed line and the reply.
     """
     typing, on_screen = sys.stdin.isatty(), sys.stdin.isatty() and sys.stdout.isatty()
     sys.stdin.reconfigure(encoding=None if typing else "utf-8-sig", errors="surrogateescape")
@@ -355,7 +354,7 @@ def converse(loaded: LoadedModel, prompt: str) -> int:
     # a text is one long sample; of a list, each item is the next sample
     tokenizer, is_list = loaded.tokenizer, bool(loaded.item_format)
     index, exit_code = (loaded.options.sample or 1) - 1, 0
-    said = ending = ""  # what was written last; what of a stop string is the prompt to type at
+    said = ending = ""  # what was written last; the end of a stop string, at which the user types
     if not is_list:
         ids, prompt = loaded.encode_prompt(prompt), ""
         texts, said = loaded.new_texts([index], ids), tokenizer.decode(ids)
@@ -410,7 +409,7 @@ def converse(loaded: LoadedModel, prompt: str) -> int:
 
 
 def score(loaded: LoadedModel) -> None:
-    """Print the loss over every character of a text; the items of a list are scored one by one."""
+    """Print the mean loss over every character of a text; a list is scored item by item."""
     item_format, tokenizer = loaded.item_format, loaded.tokenizer
     name, files = loaded.read_source(loaded.options.score)
     texts = loaded.known(item_format.items_of(name, files) if item_format else ["".join(files)])
@@ -442,7 +441,7 @@ def write_html(loaded: LoadedModel, prompt: str) -> None:
     options = loaded.options
     if prompt:  # else the page begins with the example question, if there is one
         prompt = loaded.tokenizer.decode(loaded.encode_prompt(prompt))
-    size = write_page(home_path(options.html), loaded.saved, loaded.model, options, prompt)
+    size = write_page(home_path(options.html), loaded.checkpoint, loaded.model, options, prompt)
     print_result(f"{options.html}: {size / 1e6:,.1f} MB; open it in a browser")
 
 

@@ -1,11 +1,10 @@
-"""Train a character-level GPT on a text: python train.py configs/shakespeare.yaml
+"""The training of a character-level GPT on a text: python train.py configs/shakespeare.yaml
 
-`build_run` makes a run, `training_loop` trains it. A checkpoint stores the settings of its run, and
---resume reads them from there.
+`build_run` makes a run, new or from a checkpoint; `training_loop` trains it.
 
-On the same machine, a resumed run ends bit-identical to an uninterrupted one. A checkpoint has all
-that accumulates: weights, optimizer state and progress. Everything else is a function of the seed
-and the step: batches, dropout and learning rate.
+On the same machine, a resumed run ends bit-identical to an uninterrupted one. A checkpoint has the
+settings and all that accumulates: weights, optimizer state and progress. Everything else is a
+function of the seed and the step: batches, dropout and learning rate.
 """
 
 import math
@@ -14,9 +13,8 @@ import os
 from configs.command import Command, parse_train
 
 if __name__ == "__main__":
-    # Before torch is imported, which takes seconds: report mistakes, and let waiting OpenMP threads
-    # sleep, for a busy machine.
-    COMMAND = parse_train()
+    COMMAND = parse_train()  # before importing torch, which takes seconds
+    # read when torch is imported: waiting OpenMP threads soon sleep, for a busy machine
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 from contextlib import closing, nullcontext, suppress
@@ -80,7 +78,7 @@ def build_and_train(command: Command, world: World) -> int:
 
 
 def build_run(command: Command, world: World) -> tuple[Run, Checkpoint | None]:
-    """Build the run of a command: a new one, or that of a checkpoint, which is returned too."""
+    """Build a new run, or continue that of a checkpoint; return the run and the checkpoint."""
     checkpoint = checkpoint_to_resume(command)
     if checkpoint:
         run = build_resumed(command, checkpoint, world)
@@ -120,16 +118,16 @@ def checkpoint_to_resume(command: Command) -> Checkpoint | None:
 
     if not holds_run(folder):
         # the first start of a script that always resumes, or a misspelled --out_dir
-        beside = runs_in(folder.parent)
-        runs = f"; runs beside it: {first_few(beside)}" if beside else ""
-        say(f"{folder} has no run to resume: starting one{runs}")
+        runs = runs_in(folder.parent)
+        hint = f"; runs beside it: {first_few(runs)}" if runs else ""
+        say(f"{folder} has no run to resume: starting one{hint}")
         return None
 
     return load_preferred(folder, "last", notify=say)
 
 
 def build_new(command: Command, world: World) -> Run:
-    """Build a new run, with weights from the seed or from another model (--init_from)."""
+    """Build a new run, with weights from the seed or from its parent, the model of --init_from."""
     parent = None
     if command.init_from:
         parent = load_preferred(Path(command.init_from), "best", notify=say)
@@ -152,9 +150,9 @@ def build_new(command: Command, world: World) -> Run:
     if command.minutes:
         settings, timing = settings_for_minutes(command.minutes, command.began, settings, make_run)
         steps = f"{plural(settings.train.max_iters, 'step')} of {timing.step:.3f} s"
-        evaluations = f"evaluations of {timing.evaluation:.1f} s"
-        say(f"--minutes={command.minutes:g}: {steps}, and {evaluations}")
-        # one more has been timed
+        length = f"{steps}, and evaluations of {timing.evaluation:.1f} s"
+        say(f"--minutes={command.minutes:g}: {length}")
+        # + 1: the evaluation that was timed
         evaluations = math.ceil(settings.train.max_iters / settings.train.eval_interval) + 1
         if evaluations * timing.evaluation > 60 * command.minutes / 4:
             say(
@@ -169,7 +167,7 @@ def build_new(command: Command, world: World) -> Run:
 
 
 def copy_weights_of(parent: Checkpoint, run: Run) -> None:
-    """Give a new run the weights of another model; print what its user should know."""
+    """Give a new run the weights of its parent; print what the user should know."""
     load_weights(parent, run.model)
     if new := run.corpus.tokenizer.vocabulary[len(parent.vocabulary) :]:
         say(f"new characters ({len(new):,}): {first_few(map(quoted_character, new))}")
@@ -178,7 +176,6 @@ def copy_weights_of(parent: Checkpoint, run: Run) -> None:
         "too low"
     )
 
-    # suggest lower learning rates, if they are still the parent's
     now, before = run.settings.train, parent.settings.train
     rates = ["learning_rate"]
     if now.optimizer == "muon":
@@ -221,11 +218,11 @@ def build_resumed(command: Command, checkpoint: Checkpoint, world: World) -> Run
 
 
 def load_resumed_corpus(command: Command, checkpoint: Checkpoint, settings: Config) -> Corpus:
-    """Read the text of a resumed run, which must be the same, wherever it is.
+    """Read the text of a resumed run: the file may have moved, but the text must be the same.
 
-    Raises CheckpointError if it is another one, DataError if it cannot be read.
+    Raises CheckpointError for another text, DataError for one that cannot be read.
     """
-    # the checkpoint has the sources that were read when the run began
+    # no fallback: the checkpoint names the sources that were read when the run began
     data, folder = replace(settings.data, fallback=""), command.folder
     try:
         # without a separate validation text, a part of the training text was held out

@@ -35,7 +35,7 @@ PAGE_SETTINGS = ("temperature", "top_k", "top_p", "min_p", "seed", "max_new_toke
 
 
 def write_page(
-    path: Path, saved: "Checkpoint", model: GPT, options: SampleConfig, prompt: str
+    path: Path, checkpoint: "Checkpoint", model: GPT, options: SampleConfig, prompt: str
 ) -> int:
     """Write the page of a model atomically; return its size in bytes.
 
@@ -45,19 +45,19 @@ def write_page(
     """
     # everything but the weights, as JSON
     shapes, weights = pack_weights(model)
-    item_format = ItemFormat.from_settings(saved.settings.data)
+    item_format = ItemFormat.from_settings(checkpoint.settings.data)
     data = {
         "config": asdict(model.config),
-        "vocabulary": saved.vocabulary,
+        "vocabulary": checkpoint.vocabulary,
         "items": item_format and asdict(item_format),  # None if the text is not a list
         # replaces unknown characters of a scored text
-        "unknown": UNK if UNK in saved.vocabulary else None,
+        "unknown": UNK if UNK in checkpoint.vocabulary else None,
         "shapes": shapes,
         "check": expected_logits(model),
-        "prompt": prompt or saved.text.question,
+        "prompt": prompt or checkpoint.text.question,
         "settings": {name: getattr(options, name) for name in PAGE_SETTINGS}
         | {"max_new_tokens": min(max(1, options.max_new_tokens), MAX_LENGTH)},
-        "about": model_summary(saved, model),
+        "about": model_summary(checkpoint, model),
     }
 
     page = fill_template(data, weights)
@@ -108,12 +108,12 @@ def expected_logits(model: GPT) -> dict[str, list]:
     return {"ids": ids.tolist(), "logits": logits}
 
 
-def model_summary(saved: "Checkpoint", model: GPT) -> dict[str, object]:
+def model_summary(checkpoint: "Checkpoint", model: GPT) -> dict[str, object]:
     """Return what the page shows about the model, without any path."""
-    progress = saved.progress
+    progress = checkpoint.progress
     return {
         "parameters": parameter_count(model),
-        "text": re.split(r"[/\\]", saved.text.name)[-1],
+        "text": re.split(r"[/\\]", checkpoint.text.name)[-1],
         "steps": progress.step,
         "loss": progress.best_loss,
         "loss_step": progress.best_step,
