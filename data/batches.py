@@ -23,8 +23,8 @@ IGNORED = -100  # the target of characters that do not count; cross_entropy igno
 class Split:
     """The training or the validation part of a corpus.
 
-    ids       of its characters
-    segments  the (start, end) of each segment; by default one: the whole text
+    ids       those of the characters
+    segments  the (start, end) of each segment; by default a single one, the whole text
     is_list   whether the segments are the items of a list
     targets   None if all characters are targets; otherwise a copy of ids with IGNORED where the
               loss skips one
@@ -47,7 +47,7 @@ class Split:
 
     def window(self, start: int, length: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the ids and the targets of the window of `length` predictions at `start`."""
-        # one character more than predictions: the last is only predicted
+        # one character more than predictions: the last one is only predicted
         text = self.ids[start : start + length + 1]
         if self.targets is None:
             return text[:-1], text[1:]
@@ -56,7 +56,7 @@ class Split:
     def evenly_spaced(self, predictions: int, block_size: int) -> "Split":
         """Return a split of about `predictions` predictions: evenly spaced windows, at least one.
 
-        Of a list, it takes whole items instead of windows.
+        The split of a list has whole items instead of windows.
         """
         total = sum(end - start - 1 for start, end in self.segments)
         if self.is_list:
@@ -77,7 +77,7 @@ class Split:
         if sum(end - start - 1 for start, end in self.segments) <= predictions:
             return self
         chosen = self.evenly_spaced(predictions, block_size).segments
-        # that is only about as many: leave out the last windows
+        # `evenly_spaced` may return a few more: leave out the last windows
         ends = np.cumsum([end - start - 1 for start, end in chosen])
         count = max(1, np.searchsorted(ends, predictions, side="right"))
         return replace(self, segments=chosen[:count])
@@ -141,8 +141,8 @@ class Batches:
 
         # the first cut of a segment: so late that its other windows can hold the rest
         earliest = np.maximum(1, self._predictions - (self._counts - 1) * self._block_size)
-        n_starts = self._block_size + 1 - earliest
-        first_cut = earliest + (rng.random_sample(len(earliest)) * n_starts).astype(np.int64)
+        n_choices = self._block_size + 1 - earliest
+        first_cut = earliest + (rng.random_sample(len(earliest)) * n_choices).astype(np.int64)
 
         # window n lies between the cuts n - 1 and n; the ends of the segment are cuts too
         segment, n = segment_of_each_window(self._counts)
@@ -162,9 +162,9 @@ def evaluation_windows(
     is no padding. The longest come first: if the first batch fits into memory, all do.
     """
     segments = np.array(split.segments, dtype=np.int64)
-    starts, predictions = segments[:, 0], segments[:, 1] - segments[:, 0] - 1
+    segment_starts, predictions = segments[:, 0], segments[:, 1] - segments[:, 0] - 1
     segment, n = segment_of_each_window(-(-predictions // block_size))  # ceil division
-    starts = starts[segment] + n * block_size
+    starts = segment_starts[segment] + n * block_size
     lengths = np.minimum(block_size, predictions[segment] - n * block_size)
 
     for length in np.unique(lengths)[::-1].tolist():

@@ -21,13 +21,13 @@ class Corpus:
     """A text, split and encoded.
 
     name         for messages: `tinyshakespeare`, `plays`, `book.txt`
-    sources      that were read: those of the settings, or their fallback
-    sha256       of the text, as `text.Text` defines it
+    sources      the sources that were read: those of the settings, or their fallback
+    sha256       of the text, as data.text.Text defines it
     val_sha256   of the separate validation text, if there is one
-    characters   total number in all files
+    characters   number of characters in all files
     summary      lines for the user
     item_format  None if the text is not a list
-    question     of a validation item, if items have answers
+    question     that of a validation item, if items have answers
     """
 
     name: str
@@ -161,9 +161,8 @@ def tokenizer_for(
 ) -> CharTokenizer:
     """Build the tokenizer for these characters: a new one, or one with a given vocabulary.
 
-    With `add`, the characters that the vocabulary lacks are appended, so no id changes. Otherwise
-    raises CheckpointError if there are any, unless UNK stands for them, which it cannot for the
-    characters that are `needed`.
+    With `add`, characters that the vocabulary lacks are appended, so no id changes. Otherwise UNK
+    stands for them. Raises CheckpointError if there is no UNK, or if they are `needed` themselves.
     """
     missing = sorted(characters - set(vocabulary or ""))
     if vocabulary is None or add:

@@ -1,4 +1,4 @@
-"""Bytes of files as text: encodings, what is no text, and the license of Project Gutenberg."""
+"""Text from the bytes of files: encodings, faults, and licenses that are left out."""
 
 import codecs
 import re
@@ -35,7 +35,7 @@ class EncodingError(DataError):
 
     fault      what is wrong, and where
     advice     what to do with the file
-    encodings  that it may have; "" if another encoding does not help
+    encodings  those that it may have; "" if another encoding does not help
     """
 
     def __init__(self, fault: str, advice: str, encodings: str = ""):
@@ -68,7 +68,7 @@ def read_files(
         if len(errors) > 1:
             count = len(errors) + len(contents)
             faults = f"{len(errors):,} of {count:,} files cannot be read: {faults}"
-        # one encoding for all of them would turn the letters of the others into wrong ones
+        # with another encoding, the non-ASCII letters of the files that were read would be wrong
         if option and errors[0].encodings and all(map(str.isascii, contents)):
             advice = f"name the encoding: {option}={errors[0].encodings}"
         raise DataError(f"{faults}; {advice}")

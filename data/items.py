@@ -22,7 +22,7 @@ from configs.fields import parse_escapes
 from configs.schema import DataConfig
 from data.batches import IGNORED, Split
 
-FEW_ITEMS = 10  # to validate on: a loss of fewer says little
+FEW_ITEMS = 10  # the loss over fewer items says little
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class ItemFormat:
     def strip_blank_ends(self, content: str) -> str:
         """Return a text without the spaces and tabs at the ends of its lines: no part of an item.
 
-        They stay if the separator or `answer_after` contains one: there they matter.
+        All stay if the separator or `answer_after` contains a space or tab.
         """
         if re.search("[ \t]", self.separator + self.answer_after):
             return content
@@ -57,7 +57,7 @@ class ItemFormat:
     def items_of(self, path: str, files: Sequence[str]) -> list[str]:
         """Return the items of some files, without the newlines around them; none spans two files.
 
-        Raises DataError if one has no `answer_after`.
+        Raises DataError for an item without `answer_after`.
         """
         items = []
         for file in files:
@@ -88,13 +88,13 @@ class ItemFormat:
         return item[: item.index(self.answer_after) + len(self.answer_after)]
 
     def join(self, items: Iterable[str]) -> str:
-        """Return a text of items, each with its end."""
+        """Return a text of items, each with its separator."""
         return "".join(item + self.separator for item in items)
 
     def encode_items(self, items: Sequence[str], encode: Callable[[str], np.ndarray]) -> Split:
         """Encode items into a split.
 
-        With `answer_after`, only the answers and the ends of the items count for the loss.
+        With `answer_after`, only the answers and their separators count for the loss.
         """
         ids = encode(self.separator + self.join(items))
         # where each item begins, and where the last one ends
@@ -104,7 +104,7 @@ class ItemFormat:
         if not self.answer_after:
             return Split(ids, segments, is_list=True)
 
-        # questions are unpredictable
+        # questions cannot be predicted: their loss would be noise
         targets = ids.astype(np.int32)
         for item, start in zip(items, starts, strict=False):
             targets[start : start + len(self.question(item))] = IGNORED
@@ -121,9 +121,9 @@ def split_list(
     """Encode a list, or one list to train on and another to validate on, as two splits.
 
     Also return the question of a validation item, as an example of a prompt, and lines for the
-    user. Raises DataError for a list with too few items, as without any separator.
+    user. Raises DataError for too few items, as in a text without the separator.
     """
-    # a single list is divided; of another one to validate on, a single item will do
+    # a single list is divided into two parts; a list to validate on may have a single item
     for path, items, needed in zip(paths, lists, (2, 1), strict=False):
         if len(set(items)) < needed:
             raise DataError(

@@ -11,7 +11,7 @@ from data.batches import Split
 from data.text import Text
 from data.tokenizer import CHUNK, UNK
 
-# passages of the validation text that are searched for in the training text, and their length
+# passages of the validation text to look for in the training text, and their length
 PASSAGES, PASSAGE_LENGTH = 20, 200
 
 
@@ -38,8 +38,10 @@ def summarize(
     return [
         *(
             f"{label:<12}{text.path}: {plural(len(text.files), 'file')}, "
-            f"{each.total():,} characters, {len(each):,} distinct"
-            for label, text, each in zip(("text", "validation"), texts, text_counts, strict=False)
+            f"{characters.total():,} characters, {len(characters):,} distinct"
+            for label, text, characters in zip(
+                ("text", "validation"), texts, text_counts, strict=False
+            )
         ),
         f"split       {len(train):,} characters to train on, "
         f"{len(val):,} ({share:.1%}) to validate on{windows}",
@@ -68,7 +70,7 @@ def length_advice(train: Split, val: Split, block_size: int) -> str | None:
 
 
 def unusual(counts: Counter[str], vocabulary: str, train: Split, val: Split) -> Iterator[str]:
-    """Yield what is unusual about a text, but not an error."""
+    """Yield notes on what is unusual about a text, but no error."""
     # left out by min_count or by a checkpoint's vocabulary
     if rare := sorted(counts.keys() - set(vocabulary)):
         names = first_few(map(quoted_character, rare))

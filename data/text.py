@@ -1,4 +1,4 @@
-"""Texts: find their files, or download one, and read them into memory.
+"""The text of a run, in memory: its files are found, or one is downloaded.
 
 A source is a file, a folder, a pattern, or a URL with the SHA-256 of its bytes. All sources of a
 text are read, in their order, as one.
@@ -38,9 +38,9 @@ class Text:
     """The content of one or more files.
 
     name     for messages: `tinyshakespeare`, `plays`, `book.txt, and 2 more`
-    path     where it was read: the file, folder or pattern, and how many more
+    path     where it was read: the first file, folder or pattern, and how many more
     files    the characters of each file, in the order of the sources and of the files' names
-    notes    for the user, on what was not read
+    notes    for the user, such as what was not read
     sources  what was read: the settings' sources, or their fallback
     """
 
@@ -71,8 +71,8 @@ def find_text(
 ) -> Text:
     """Read all of some sources as one text; if a download fails, read the `fallback` instead.
 
-    `option` is the one that names sources, for messages: what another source, or another encoding,
-    would read. Raises DataError for a text that is missing or cannot be read.
+    `option` names these sources on the command line; without it, messages suggest no options.
+    Raises DataError for a text that is missing or cannot be read.
     """
     try:
         return read_sources(sources, encoding, option)
@@ -94,10 +94,10 @@ def read_sources(sources: tuple[str, ...], encoding: str, option: str) -> Text:
     locations, files = [], {}
     try:
         for source in sources:
-            location, found = find_source(source)
+            location, source_files = find_source(source)
             locations.append(location)
             # a file that two sources reach counts once, at its first place
-            for file in found:
+            for file in source_files:
                 files.setdefault(os.path.realpath(file), file)
 
         contents = ((file, file.read_bytes()) for file in files.values())
@@ -122,8 +122,8 @@ def read_sources(sources: tuple[str, ...], encoding: str, option: str) -> Text:
 def find_source(source: str) -> tuple[Path, list[Path]]:
     """Return where a source is, and its files.
 
-    It is looked for in the current folder, then beside the code. A URL is downloaded if it is in
-    neither.
+    A path is relative to the current folder, or else to the folder of the code. A URL is downloaded
+    if its file is in neither.
     """
     path, url = local_path(source), TEXT_URL.fullmatch(source)
     for location in (path, ROOT / path):
@@ -147,7 +147,7 @@ def find_source(source: str) -> tuple[Path, list[Path]]:
 def local_path(source: str) -> Path:
     """Return the path of a source; the text of a URL is stored at data/NAME/input.txt.
 
-    NAME is the file's name in the URL without its suffix, or its folder's if that is input.txt.
+    NAME is the name of the file in the URL without its suffix, or of its folder for an input.txt.
     """
     if not (url := TEXT_URL.fullmatch(source)):
         return Path(os.path.expanduser(source))
@@ -217,7 +217,8 @@ def is_text_of_folder(path: Path) -> bool:
 def list_unread(folder: Path, read: Collection[str]) -> tuple[str, str]:
     """Return what of a folder is not read, such as `30 .md, 1 folder`, and a pattern to read it.
 
-    `read` are the real paths of the files that are. Little besides .txt files is not worth a note.
+    `read` has the real paths of the files that are read. Returns "" twice if there are no folders,
+    and no more other files than .txt files: those are not worth a note.
     """
     texts, others, folders = 0, Counter(), 0
     for path in folder.iterdir():
@@ -250,7 +251,7 @@ def list_unread(folder: Path, read: Collection[str]) -> tuple[str, str]:
 
 
 def check_download(path: Path, url: re.Match) -> None:
-    """Raise DataError unless a file is the one that a URL stands for: another may have its name."""
+    """Raise DataError if a file is another one than the URL names, by its SHA-256."""
     sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
     if sha256 != url[4].lower():
         raise DataError(
@@ -278,7 +279,7 @@ def download(path: Path, url: re.Match) -> Path:
             f"{url[1]}: wrong SHA-256: {len(content):,} bytes with {sha256}, not {url[4]}"
         )
 
-    # beside the code every command finds it
+    # beside the code, every command finds the file
     target = ROOT / path if os.access(ROOT / "data", os.W_OK) else path
     # rename the file when it is complete, so that a kill leaves no truncated text
     unfinished = target.with_name(f"{target.name}.{os.getpid()}.tmp")

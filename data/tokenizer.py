@@ -9,7 +9,7 @@ import numpy as np
 from common.errors import UserError
 from common.words import quoted_character
 
-CHUNK = 2**20  # characters at a time: temporary arrays are 4 to 8 times the text
+CHUNK = 2**20  # characters at a time, because temporary arrays take 4 to 8 bytes for each
 # the replacement character: in a vocabulary, it stands for every character that is not in it
 UNK = "\ufffd"
 
@@ -27,17 +27,17 @@ class CharTokenizer:
 
     def __init__(self, vocabulary: str):
         # raises for a surrogate, which is half a character
-        characters = code_points(vocabulary)
+        codes = code_points(vocabulary)
         if not vocabulary or len(set(vocabulary)) < len(vocabulary):
             raise ValueError("the vocabulary must be one or more distinct characters")
         self.vocabulary = vocabulary
         self.dtype = np.min_scalar_type(len(self) - 1)  # the smallest unsigned type for all ids
 
-        self._code_points = characters
-        # to encode: code point -> id; an unknown one has that of UNK, or -1. The last entry is for
-        # all larger code points: `encode` clips them to it.
-        self._id_of = np.full(int(characters.max()) + 2, vocabulary.find(UNK), dtype=np.int32)
-        self._id_of[characters] = np.arange(len(self))
+        self._code_points = codes
+        # code point -> id; unknown code points have the id of UNK, or -1. The last entry is for all
+        # larger code points, which `encode` clips to it.
+        self._id_of = np.full(int(codes.max()) + 2, vocabulary.find(UNK), dtype=np.int32)
+        self._id_of[codes] = np.arange(len(self))
 
     @classmethod
     def from_text(cls, text: str) -> "CharTokenizer":
@@ -65,20 +65,20 @@ class CharTokenizer:
     def encode(self, text: str) -> np.ndarray:
         """Return one id per character, of `dtype`. Unknown characters get the id of UNK.
 
-        If the vocabulary lacks UNK, the first one raises UnknownCharacter, with its position
-        counted from 0.
+        If the vocabulary lacks UNK, raises UnknownCharacter for the first unknown character, with
+        its position, counted from 0.
         """
         ids = np.empty(len(text), self.dtype)
         for start, chunk in chunks(text):
-            found = np.take(self._id_of, code_points(chunk, errors="surrogatepass"), mode="clip")
-            if found.min() < 0:
-                position, known = start + int(found.argmin()), self.vocabulary
+            new = np.take(self._id_of, code_points(chunk, errors="surrogatepass"), mode="clip")
+            if new.min() < 0:
+                position, known = start + int(new.argmin()), self.vocabulary
                 raise UnknownCharacter(
                     f"not in the vocabulary: {quoted_character(text[position])} at position "
                     f"{position}; the {len(known)} known characters are: {known[:100]}"
                     f"{'...' * (len(known) > 100)}; remove or replace that character"
                 )
-            ids[start : start + len(found)] = found
+            ids[start : start + len(new)] = new
         return ids
 
     def decode(self, ids) -> str:

@@ -22,7 +22,7 @@ from model.kv_cache import LayerCache
 from model.rotary import Rotary
 
 INIT_STD = 0.02  # as in GPT-2
-MAX_BATCHED_CONTEXT = 1024  # for a kernel of `auto`
+MAX_BATCHED_CONTEXT = 1024  # longest context in which the kernel `auto` may be `batched`
 
 
 def split_heads(x: Tensor, n_head: int) -> Tensor:
@@ -45,9 +45,9 @@ class QKVProjection(nn.Module):
     the features of a head; the features of a token. With biases there is one of (3, H, D) too.
 
     A layout is a subclass with three methods. `build` creates the parameters, `project` applies
-    them, and `split` says which part of qkv each of them stores. From that alone,
-    model/parameters.py copies them to and from qkv, for initialization, checkpoints, optimizers,
-    the page and convert.py.
+    them, and `split` says which part of qkv each of them stores. With `split` alone,
+    model/parameters.py copies the parameters to and from qkv, for initialization, checkpoints,
+    optimizers, the page and convert.py.
     """
 
     def __init__(self, n_embd: int, n_head: int, head_size: int, bias: bool):
@@ -59,13 +59,13 @@ class QKVProjection(nn.Module):
         self.build(n_embd, n_head, head_size, bias)
 
     def build(self, C: int, H: int, D: int, bias: bool) -> None:
-        """Create the parameters. A GPT draws their values anew, all layouts the same ones."""
+        """Create the parameters. A GPT draws their values again, the same in every layout."""
         raise NotImplementedError
 
     def split(self, qkv: Tensor, kind: str) -> Iterator[tuple[nn.Parameter, Tensor]]:
-        """Yield each parameter with the part of qkv that it stores, in its order: a view of qkv.
+        """Yield each parameter with the part of qkv that it stores: a view of qkv, in its order.
 
-        For the `kind` weight, qkv is (3, H, D, C), for bias (3, H, D). These are the names that
+        For the `kind` weight, qkv is (3, H, D, C), for bias (3, H, D). The kinds are the names that
         nn.Linear gives to its parameters.
         """
         raise NotImplementedError
@@ -90,7 +90,7 @@ class Heads(QKVProjection):
 
     def project(self, x):
         # 3 H small products (B, T, C) @ (C, D): easy to read, slow to run
-        return [torch.stack([head[part](x) for head in self.heads], dim=1) for part in range(3)]
+        return [torch.stack([head[i](x) for head in self.heads], dim=1) for i in range(3)]
 
 
 class Separate(QKVProjection):
@@ -390,8 +390,10 @@ class MultiHeadAttention(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the inputs of the kernel: q (B, H, T, D), k and v (B, H, S, D).
 
-        QK-norm and rotation are applied; k and v include the tokens of `cache`. The layer's
-        attention maps are `attention_weights(q, k, causal=True)`.
+        QK-norm and rotation are applied; k and v include the tokens of `cache`. The attention maps
+        of the layer are `attention_weights(q, k, causal=True)`.
+
+        Raises ValueError for shapes that do not fit, and for a cache with a context.
         """
         if cache is not None and (context is not None or value_context is not None):
             raise ValueError("a cache is for self-attention; omit it, or the contexts")
@@ -403,7 +405,7 @@ class MultiHeadAttention(nn.Module):
         if x is context is value_context:
             q, k, v = self.projection.project(x)  # each (B, H, T, D)
         else:
-            # simple, but up to three times the work: of each projection only one part is used
+            # simple, but up to three times the work: only one part of each projection is used
             q = self.projection.project(x)[0]
             k = self.projection.project(context)[1]
             v = self.projection.project(value_context)[2]
@@ -453,7 +455,7 @@ class MultiHeadAttention(nn.Module):
 def additive_mask(mask: Tensor, q: Tensor, S: int, causal: bool) -> Tensor:
     """Convert any accepted mask, combined with causality, to an additive (B or 1, H or 1, T, S)."""
     B, H, T, _ = q.shape
-    # a dimension of size 1 where it has none: all heads, or all texts, share the mask then
+    # a dimension that is missing gets size 1: all heads, or all texts, share the mask
     full = mask
     if mask.dim() == 2:
         full = mask[None, None]

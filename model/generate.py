@@ -125,10 +125,10 @@ def apply_min_p(probs: np.ndarray, min_p: float) -> None:
 
 
 class Texts:
-    """A batch of texts of equal length that grow: prompts are appended, characters are drawn.
+    """A batch of texts of equal length: prompts are appended, characters are drawn.
 
     Only the window that the model sees is kept (see `window_start`). `cache` affects only the speed
-    and the rounding of the logits. Do not train the model meanwhile. It is left in evaluation mode.
+    and the rounding of the logits. The model is left in evaluation mode, and must not change.
     """
 
     def __init__(self, model: GPT, sampler: Sampler, *, cache: bool = True):
@@ -178,7 +178,7 @@ def last_logits(model: GPT, ids: np.ndarray, cache: Cache | None = None) -> np.n
 def generate(
     model: GPT, prompt: Tensor, sampler: Sampler, max_new_tokens: int, *, cache: bool = True
 ) -> Iterator[Tensor]:
-    """Continue `prompt` (B, T) by max_new_tokens ids per row; yield (B,) after each character."""
+    """Continue `prompt` (B, T) by max_new_tokens characters; yield the ids (B,) of each."""
     texts = Texts(model, sampler, cache=cache)
     texts.append(prompt.cpu().numpy())
     for _ in range(max_new_tokens):

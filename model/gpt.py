@@ -32,12 +32,12 @@ class MLP(nn.Module):
         super().__init__()
         C = config.n_embd
         self.activation, self.dropout = config.mlp, config.dropout
-        hidden = 4 * C
+        hidden_size = 4 * C
         if self.activation == "swiglu":
-            hidden = (8 * C // 3 + 7) // 8 * 8  # rounded up to a multiple of 8
-        self.up = nn.Linear(C, hidden, config.bias)
-        self.gate = nn.Linear(C, hidden, config.bias) if self.activation == "swiglu" else None
-        self.down = nn.Linear(hidden, C, config.bias)
+            hidden_size = (8 * C // 3 + 7) // 8 * 8  # rounded up to a multiple of 8
+        self.up = nn.Linear(C, hidden_size, config.bias)
+        self.gate = nn.Linear(C, hidden_size, config.bias) if self.activation == "swiglu" else None
+        self.down = nn.Linear(hidden_size, C, config.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Transform each token by itself: (B, T, C) -> (B, T, C)."""
@@ -76,16 +76,16 @@ class Block(nn.Module):
     def forward(self, x: Tensor, cache: LayerCache | None = None) -> Tensor:
         """Add both branches to the residual stream: (B, T, C) -> (B, T, C)."""
         # communicate: each token gathers what it needs from the tokens before it
-        x = x + self.attention(self.attn_norm(x), cache=cache)
+        x = x + self.attention(self.attn_norm(x), cache=cache)  # (B, T, C)
         # then compute, each token on its own
-        return x + self.mlp(self.mlp_norm(x))
+        return x + self.mlp(self.mlp_norm(x))  # (B, T, C)
 
 
 class GPT(nn.Module):
     """The model of Radford et al. 2019 (GPT-2), with the modern parts that `config` selects.
 
-    The initial weights depend on `config` and `seed`, but not on the attention layout. `config` has
-    a number for dropout and logit_scale: `training.state` has replaced each `auto`.
+    The initial weights depend on `config` and `seed`, but not on the attention layout. Dropout and
+    logit_scale are numbers here: training/state.py replaces `auto`.
     """
 
     def __init__(self, config: ModelConfig, vocab_size: int, seed: int = 0):
@@ -117,7 +117,7 @@ class GPT(nn.Module):
         The last matrix of each branch is smaller or zero, as `residual_init` says. Norms stay as
         PyTorch makes them: weight 1, bias 0.
         """
-        # scaled, as in GPT-2: the sum of all 2 n_layer branches then has the same size at any depth
+        # scaled, as in GPT-2: the sum of the 2 n_layer branches has the same size at any depth
         scaled = self.config.residual_init == "scaled"
         residual_std = INIT_STD / (2 * self.config.n_layer) ** 0.5 if scaled else 0.0
 
@@ -137,10 +137,10 @@ class GPT(nn.Module):
     def forward(self, ids: Tensor, cache: Cache | None = None) -> Tensor:
         """Compute the next-token logits of ids: (B, T) -> (B, T, V).
 
-        With a cache, the ids follow those that it has already read; then it has read these too.
+        With a cache, `ids` continue the texts that the cache has read, and are added to it.
 
-        Raises ValueError unless ids is (B, T) with T at least 1, for more than block_size tokens in
-        all, and for another batch size than the cache's.
+        Raises ValueError for ids that are not (B, T) with T at least 1, for more than block_size
+        tokens, cached ones included, and for another batch size than that of the cache.
         """
         if ids.dim() != 2 or ids.size(1) == 0:
             raise ValueError(
@@ -151,7 +151,7 @@ class GPT(nn.Module):
         end = T if cache is None else cache.length + T
         if end > self.config.block_size:
             raise ValueError(f"{end} tokens exceed block_size {self.config.block_size}")
-        # with previous embeddings, also the ids before the new ones: (B, N), N <= n_previous + T
+        # previous embeddings need the ids before the new ones: (B, N), T <= N <= n_previous + T
         recent_and_new = ids if cache is None else cache.with_recent(ids)
         x = self._embed(recent_and_new, start=end - recent_and_new.size(1))  # (B, N, C)
         x = x[:, -T:]  # (B, T, C): those of the new ids
@@ -169,7 +169,7 @@ class GPT(nn.Module):
         """Embed ids (B, N), the first at position `start`: (B, N, C)."""
         x = self.token_embedding(ids)
         # Token shifts: add an embedding of the token n positions earlier, zero where there is none.
-        # The pad shifts to the right by n; the slice drops what it has pushed out at the end.
+        # Padding shifts to the right by n; the slice drops what has been pushed out at the end.
         for n, embedding in enumerate(self.previous_embeddings, 1):
             x = x + F.pad(embedding(ids), (0, 0, n, 0))[:, : ids.size(1)]
         if self.position_embedding is not None:

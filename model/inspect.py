@@ -56,7 +56,7 @@ def logit_lens(model: GPT, ids: Tensor) -> Tensor:
 def ablated(model: GPT, heads: Collection[tuple[int, int]]) -> Iterator[None]:
     """Ablate heads in a `with` block, each given as (layer, head), both counted from 0.
 
-    The caches of `Texts` from before have the old weights: create new texts in the block.
+    The caches of earlier `Texts` are those of the whole model: create new texts in the block.
     Raises ValueError for a head that does not exist.
     """
     L, H = model.config.n_layer, model.config.n_head
@@ -69,7 +69,7 @@ def ablated(model: GPT, heads: Collection[tuple[int, int]]) -> Iterator[None]:
 
     # D columns of the output projection read a head: while they are zero, it has no effect
     weights = [block.attention.out_proj.weight for block in model.blocks]  # (C, H*D) in each layer
-    saved = [weight.detach().clone() for weight in weights]
+    originals = [weight.detach().clone() for weight in weights]
     try:
         with torch.no_grad():
             for layer, head in heads:
@@ -77,5 +77,5 @@ def ablated(model: GPT, heads: Collection[tuple[int, int]]) -> Iterator[None]:
         yield
     finally:
         with torch.no_grad():
-            for weight, original in zip(weights, saved, strict=True):
+            for weight, original in zip(weights, originals, strict=True):
                 weight.copy_(original)

@@ -38,12 +38,12 @@ def named_splits(model: nn.Module) -> dict[str, ParameterSplit]:
 
     The names are paths of parameters without `.weight`. Attention has one tensor for queries, keys
     and values, `blocks.0.attention.qkv` (3, H, D, C), whatever its layout, and with biases
-    `blocks.0.attention.qkv.bias` (3, H, D). A tensor of more than two dimensions is otherwise a
-    matrix of its rows.
+    `blocks.0.attention.qkv.bias` (3, H, D). Any other tensor of more than one dimension is one
+    matrix, whose rows are the first dimension.
     """
     splits = {}
     for name, parameter in model.named_parameters():
-        # a layer alone begins with `projection`; the dot in front makes its name like the others
+        # in an attention layer alone, names begin with `projection.`: the dot makes all names alike
         path, in_layout, _ = f".{name}".partition(".projection.")
         if in_layout:
             projection = model.get_submodule(f"{path}.projection"[1:])
@@ -65,7 +65,7 @@ def _whole(parameter: nn.Parameter, tensor: Tensor) -> list[tuple[nn.Parameter, 
 
 @torch.no_grad()
 def named_tensors(model: nn.Module, of: Of = lambda parameter: parameter) -> dict[str, Tensor]:
-    """Return a copy of each tensor by name; leave out those whose parameters `of` maps to None."""
+    """Return a copy of each tensor by name, without those whose parameters `of` maps to None."""
     tensors, like = {}, next(model.parameters())
     for name, split in named_splits(model).items():
         tensor = like.new_empty(split.shape)
