@@ -37,14 +37,16 @@ class Runtime:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
+    """Return the name of a dtype: `bfloat16`."""
     return str(dtype).removeprefix("torch.")
 
 
 def select_runtime(device: str, dtype: str) -> Runtime:
     """Select the device and dtype that the settings name.
 
-    A device of `auto` is CUDA if there is one, else the CPU: no Mac has been measured. A dtype of
-    `auto` is the fastest one there. Raises ResourceError for a device that is not there.
+    The device `auto` is CUDA if there is a GPU for it, else the CPU: no Mac has been measured. The
+    dtype `auto` is the fastest one on the device. Raises ResourceError for a device that is missing
+    or too old.
     """
     available = available_devices()
     old_gpu = "cuda" in available and is_too_old(
@@ -110,9 +112,9 @@ def _fast_dtype(device: str) -> tuple[str, str]:
 def _cpu_is_fast_in_bfloat16() -> bool:
     """Return whether the CPU has AMX or Arm's BF16, or has AVX512-BF16 and is not made by Intel.
 
-    An Intel CPU without AMX took twice as long for a matrix product in bfloat16. Arm is untested.
+    On an Intel CPU without AMX, a matrix product took twice as long as in float32. Arm is untested.
     """
-    # AMX and Arm's BF16 multiply matrices; AVX512-BF16 has only vectors, and Intel's is slow
+    # AMX and Arm's BF16 multiply matrices; AVX512-BF16 multiplies vectors, slowly on Intel's CPUs
     capabilities = torch.cpu.get_capabilities()
     if any(capabilities.get(name) for name in ("amx_bf16", "amx_tile", "bf16")):
         return True
@@ -129,7 +131,7 @@ def cpu_info(key: str) -> str:
 
 
 def environment(runtime: Runtime, ranks: int) -> dict[str, str]:
-    """Return what must be the same for a bit-exact resume, besides settings and text.
+    """Return what must stay the same for a bit-exact resume, besides settings and text.
 
     Libraries choose their kernels by the CPU or GPU, and the order of a sum by the threads.
     """

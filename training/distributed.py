@@ -32,11 +32,11 @@ TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # variables tha
 class World:
     """The processes (ranks) of a run, from the variables of torchrun, and what they exchange.
 
-    Raises ConfigError for variables that are no numbers, or contradict.
+    Raises ConfigError for variables that are no numbers, or contradict each other.
     """
 
     def __init__(self):
-        # a job may have left some of them in the environment: then this is the only process
+        # with only some of the variables, left over from a job, this is the only process
         in_torchrun = all(name in os.environ for name in TORCHRUN)
         self.rank = _number("RANK") if in_torchrun else 0
         self.size = _number("WORLD_SIZE") if in_torchrun else 1
@@ -56,7 +56,7 @@ class World:
         if self.size == 1:
             return
         if device.type == "cuda":
-            # before anything connects, so that every rank finds it alone and none waits
+            # before anything connects, so that every rank raises by itself and none waits
             processes, gpus = _number("LOCAL_WORLD_SIZE", 1), torch.cuda.device_count()
             if processes > gpus:
                 raise ResourceError(
@@ -65,15 +65,15 @@ class World:
                 )
             torch.cuda.set_device(_number("LOCAL_RANK"))
         if _number("GROUP_WORLD_SIZE", 1) == 1:
-            # one machine: listen on the loopback interface, where nothing from outside connects
+            # one machine: listen on the loopback interface, which nothing outside can reach
             names = [name for _, name in socket.if_nameindex()]
             loopback = next((name for name in names if name.startswith("lo")), "")
             for library in ("GLOO", "NCCL"):
                 os.environ.setdefault(f"{library}_SOCKET_IFNAME", loopback)
-        # an hour: rank 0 may sample while the others wait
         hook, backend = sys.excepthook, "nccl" if device.type == "cuda" else "gloo"
+        # an hour: rank 0 may sample while the others wait
         distributed.init_process_group(backend, timeout=timedelta(hours=1))
-        sys.excepthook = hook  # restore ours: the output of torch's is lost
+        sys.excepthook = hook  # restore our hook: what torch's prints is lost
 
     def close(self) -> None:
         """Disconnect; not after an error, when the others may wait in a collective."""
@@ -130,7 +130,7 @@ class World:
     def _reduce(self, values: Sequence[float], operation: distributed.ReduceOp) -> list[float]:
         if self.size == 1:
             return list(values)
-        # where the ranks can exchange it: nccl only sends what is on a GPU
+        # on the device, because nccl only sends what is on a GPU
         result = torch.tensor(values, dtype=torch.float64, device=self.device)
         distributed.all_reduce(result, operation)
         return result.tolist()

@@ -31,11 +31,12 @@ def settings_for_minutes(
 
     `began` is a time of `time.monotonic`; `make_run` builds a run of some settings.
     """
-    # A run that is thrown away, to measure this machine, model and text. It is so long that it
-    # cannot reach its end, and that `dropout: auto`, which takes time, is as large as it can be.
+    # A run that is thrown away, to measure this machine, model and text. A million steps: it cannot
+    # reach its end, and `dropout: auto`, which takes time, is as large as it can be.
     build_began = time.monotonic()
     probe_run = make_run(replace(settings, train=replace(settings.train, max_iters=10**6)))
-    end = began + 60 * minutes - (time.monotonic() - build_began)  # the real run is built too
+    # the real run will take as long to build
+    end = began + 60 * minutes - (time.monotonic() - build_began)
     timing = measure_timing(probe_run, 60 * minutes)
     world = probe_run.world
     del probe_run  # frees its memory
@@ -50,7 +51,7 @@ def settings_for_minutes(
 def measure_timing(probe_run: Run, seconds: float) -> Timing:
     """Time some steps and an evaluation of a run that is discarded afterwards.
 
-    `seconds` is the time that the real run may take. All ranks time as many steps.
+    `seconds` is the time that the real run may take. All ranks time the same number of steps.
     """
 
     def seconds_per_step(count: int) -> float:
@@ -63,7 +64,7 @@ def measure_timing(probe_run: Run, seconds: float) -> Timing:
     affordable = min(seconds / 20, 30) / seconds_per_step(3)
     step = seconds_per_step(int(probe_run.world.max(max(3, affordable))[0]))
 
-    # time one evaluation, with what the log draws: all of them take equally long
+    # one evaluation, with what the log draws: all evaluations take equally long
     began = time.perf_counter()
     write_texts(probe_run, evaluate(probe_run, Stop()))  # a flag that nothing sets
     return Timing(step, time.perf_counter() - began)

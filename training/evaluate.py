@@ -23,17 +23,16 @@ from training.device import Runtime
 from training.state import Run
 
 BITS_PER_NAT = 1 / math.log(2)
-# fits into the CPU's caches: with 8 times as many, an evaluation takes 2.4 times as long
-TOKENS_PER_BATCH = 4096
-LOGITS_PER_BATCH = 2**24  # bounds the memory for a text of very many distinct characters: 64 MB
+TOKENS_PER_BATCH = 4096  # fit into a CPU's caches: 8 times as many take 2.4 times as long
+LOGITS_PER_BATCH = 2**24  # 64 MB at most, also for a text of very many distinct characters
 
 
 @dataclass(frozen=True)
 class WindowLosses:
     """The losses of windows, summed by position, and the segments with a wrong prediction.
 
-    sums            of losses at each position in the context, in nats, (block_size,), in float64
-    counts          number of predictions at each position that count, (block_size,)
+    sums            sum of the losses at each position in the context, nats: (block_size,), float64
+    counts          number of predictions at each position that count: (block_size,), float64
     wrong_segments  indices of the segments in which a target does not have the largest logit
     """
 
@@ -53,7 +52,7 @@ class Evaluation:
 
     val_losses   losses of the windows `run.val`: the whole validation text, if it is not too long
     train_loss   exact loss of the windows `run.train_sample`
-    exact_match  fraction of the validation items answered right; None: no answers
+    exact_match  fraction of the validation items that are answered right; None without answers
     """
 
     val_losses: WindowLosses
@@ -112,24 +111,23 @@ def window_losses(
     model.eval()  # no dropout, and `logit_scale` applies
     sums = np.zeros(model.config.block_size)
     counts = np.zeros_like(sums)
-    wrong = []
+    wrong_segments = []
     for x, y, segments in windows:
-        # the logits in the dtype of training, the losses in float32
         T = y.shape[1]
         x, y = (torch.from_numpy(ids).to(runtime.device) for ids in (x, y))
         with runtime.autocast():
             logits = model(x)  # (B, T, V)
         losses = cross_entropy(logits, y, reduction="none").cpu().double().view(y.shape)  # (B, T)
 
-        # sums by position, in float64: a text has millions of losses
+        # in float64, because a text has millions of losses
         is_target = (y != IGNORED).cpu()  # (B, T)
         sums[:T] += losses.sum(0).numpy()
         counts[:T] += is_target.sum(0).numpy()
 
         # is the likeliest character the target, everywhere in a window?
         matches = (logits.argmax(-1) == y).cpu() | ~is_target
-        wrong.append(segments[~matches.all(1).numpy()])
-    return WindowLosses(sums, counts, np.unique(np.concatenate(wrong)))
+        wrong_segments.append(segments[~matches.all(1).numpy()])
+    return WindowLosses(sums, counts, np.unique(np.concatenate(wrong_segments)))
 
 
 def exact_loss(

@@ -1,7 +1,7 @@
-"""Samples: what a run shows of its model at each evaluation, beside the losses.
+"""Samples: texts or wrong answers that the log shows at each evaluation, beside the losses.
 
-The seed is the same each time, so that two evaluations can be compared; the answers are the first
-wrong ones. The random numbers of training are left alone: a Sampler has its own.
+The seed is the same each time, so that evaluations can be compared. A Sampler has its own random
+numbers, so those of training are left alone.
 """
 
 import math
@@ -14,7 +14,7 @@ from model.generate import Sampler, generate
 from training.evaluate import Evaluation
 from training.state import Run
 
-SHOWN_ANSWERS = 3  # wrong ones
+SHOWN_ANSWERS = 3  # the first wrong ones
 
 
 def write_texts(run: Run, result: Evaluation) -> dict[str, str]:
@@ -37,7 +37,7 @@ def write_sample(run: Run) -> str:
 
 
 def complete(run: Run, beginning: str, sampler: Sampler, limit: int) -> str:
-    """Write at most `limit` characters after `beginning`, of an item no more than its end."""
+    """Return `beginning` with at most `limit` characters after it; an item stops at its end."""
     tokenizer, item_format = run.corpus.tokenizer, run.corpus.item_format
     # the model has seen every item after the end of another one
     before = item_format.start_character if item_format else tokenizer.start_character
@@ -50,14 +50,14 @@ def complete(run: Run, beginning: str, sampler: Sampler, limit: int) -> str:
     return text
 
 
-def wrong_answers(run: Run, wrong: np.ndarray) -> str:
-    """Write the likeliest answers of the first wrong items; add the right one to each, in a line.
+def wrong_answers(run: Run, wrong_segments: np.ndarray) -> str:
+    """Return the likeliest answers of the first wrong items: one a line, with the right answer.
 
     An answer that was wrong in bfloat16 but is right here, in float32, is not listed.
     """
     val, item_format = run.val, run.corpus.item_format
     lines = []
-    for start, end in (val.segments[i] for i in wrong[:SHOWN_ANSWERS]):
+    for start, end in (val.segments[i] for i in wrong_segments[:SHOWN_ANSWERS]):
         item = run.corpus.tokenizer.decode(val.ids[start + 1 : end])  # not the end of another item
         question = item_format.question(item)
         written = complete(run, question, Sampler(temperature=0), 2 * len(item))

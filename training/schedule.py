@@ -34,6 +34,6 @@ def lr_multiplier(step: int, train: TrainConfig) -> float:
 
 
 def ratio_to_steps(ratio: float, max_iters: int) -> int:
-    """Return how many whole steps a share of a run of `max_iters` steps is."""
+    """Return a share of `max_iters` steps in whole steps, rounded down."""
     # without the 1e-6, 0.29 of 100 steps would be 28: the product is 28.999999999999996
     return int(ratio * max_iters + 1e-6)

@@ -67,14 +67,14 @@ class Progress(Checked):
 class Run:
     """A GPT in training with its settings, text, optimizers and progress, which starts at 0.
 
-    `settings` are those that a checkpoint stores. Dropout and eval_interval are numbers there. The
-    `auto` of device, dtype and kernel stays: on another machine it may mean something else.
+    `settings` are those that a checkpoint stores. In them, dropout and eval_interval are numbers.
+    Every other `auto` stays: on another machine, that of the device may mean something else.
     """
 
     def __init__(self, settings: Config, corpus: Corpus, runtime: Runtime, world: World):
         train, block_size = settings.train, settings.model.block_size
         self.corpus, self.runtime, self.world, self.progress = corpus, runtime, world, Progress()
-        self.rows = world.rows(train.batch_size)  # those of each batch that this rank computes
+        self.rows = world.rows(train.batch_size)  # the rows of each batch that this rank computes
         self.batches = Batches(corpus.train, block_size, train.batch_size, settings.seed)
         # the windows of each evaluation: of a long text, all would take longer than the training
         val, max_val = corpus.val, settings.data.max_val or len(corpus.val)
@@ -98,7 +98,7 @@ class Run:
     def update_logit_scale(self) -> None:
         """Set the model's logit_scale; `auto` depends on the epochs read so far."""
         scale = self.settings.model.logit_scale
-        if scale == "auto":  # with each epoch, it becomes more overconfident on other text
+        if scale == "auto":  # with each epoch, the model becomes more overconfident on other text
             scale = max(MIN_LOGIT_SCALE, round(1 - LOGIT_SCALE_DROP * self.epochs, 2))
         self.model.config = replace(self.model.config, logit_scale=scale)
 

@@ -46,18 +46,18 @@ def train_step(run: Run) -> StepResult:
     # in a tiny batch, all windows can be empty, or parts of questions: then all gradients are 0
     predictions = sum(np.count_nonzero(y != IGNORED) for _, y in micro_batches)
 
-    # dropout then needs no saved state; neighboring steps get unrelated seeds
+    # for dropout, so that no generator is saved; the seeds of neighboring steps are unrelated
     seeds = np.random.SeedSequence((run.settings.seed, progress.step, world.rank))
     torch.manual_seed(int(seeds.generate_state(1, np.uint64)[0]))
     multiplier = lr_multiplier(progress.step, train)
     for optimizer in run.optimizers:
         optimizer.lr = multiplier * optimizer.peak_lr
 
-    run.model.train()  # an evaluation may have switched it
+    run.model.train()  # an evaluation leaves the model in evaluation mode
     rank_loss = torch.zeros((), device=device)
     for i, batch in enumerate(micro_batches, 1):
         x, y = (torch.from_numpy(ids[run.rows]).to(device) for ids in batch)  # (B, T)
-        # the ranks average their gradients once, in the last micro-batch
+        # the ranks exchange gradients once, in the last micro-batch
         with nullcontext() if i == count else world.no_sync(run.ddp_model):
             with run.runtime.autocast():
                 logits = run.forward(x)  # (B, T, V)
