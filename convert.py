@@ -26,7 +26,7 @@ from configs.schema import Config, DataConfig, ModelConfig, TrainConfig
 from storage.checkpoint import BEST, Checkpoint, TextInfo, build_model, checkpoint_errors, to_bytes
 from storage.folder import locked, prepare_folder
 
-GPT2 = {  # the settings of nanoGPT's architecture
+GPT2 = {  # the architecture of nanoGPT, in the settings of this project
     "positions": "learned",
     "n_previous": 0,
     "norm": "layernorm",
@@ -56,6 +56,7 @@ NAME_PARTS = {  # a part of a parameter's name in nanoGPT -> here; applied in th
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Import the checkpoint that the arguments name; return the exit code."""
     prepare_console()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("ckpt", type=home_path, help="ckpt.pt of nanoGPT")
@@ -80,7 +81,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def read_nanogpt(path: Path, text: Path, encoding: str) -> Checkpoint:
-    """Read a ckpt.pt of nanoGPT, trained on a text; raise CheckpointError if they do not fit."""
+    """Read a ckpt.pt of nanoGPT, trained on a text; raise CheckpointError if the two do not fit."""
     try:  # as nanoGPT reads it: a byte order mark is a character
         vocabulary = "".join(sorted(set(text.read_text(encoding))))
     except (OSError, UnicodeError, LookupError) as error:

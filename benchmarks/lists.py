@@ -105,8 +105,11 @@ def main(argv: list[str] | None = None) -> None:
         NAMES_ELSEWHERE,
         lambda *words: run_on(split, NAMES, *words),
     )
-    own = f"--sources={options.names.absolute()}"
-    row("names, none on both sides", "val_loss", "-", lambda *words: run_recipe(NAMES, own, *words))
+    all_names = f"--sources={options.names.absolute()}"
+    row(
+        "names, none on both sides", "val_loss", "-",
+        lambda *words: run_recipe(NAMES, all_names, *words),
+    )  # fmt: skip
     for (base, is_reversed), published in SUMS.items():
         digits, order = len(str(base - 1)), "reversed" if is_reversed else "plain"
         pairs = sums_split(base, is_reversed)

@@ -80,14 +80,14 @@ def load_runs(path: Path) -> Runs:
         recipe, option = run["command"]
         planned = float(option.removeprefix("--minutes="))
         runs[recipe].append((planned, run["command_seconds"] / 60, run["loss"]))
-    return {recipe: sorted(found) for recipe, found in runs.items() if found}
+    return {recipe: sorted(points) for recipe, points in runs.items() if points}
 
 
 def draw(runs: Runs, path: Path) -> None:
     """Plot the losses against the minutes of the whole command."""
     with charts.picture(path, height=3.2) as axes:
-        for recipe, found in runs.items():
-            _, minutes, losses = zip(*found, strict=True)
+        for recipe, points in runs.items():
+            _, minutes, losses = zip(*points, strict=True)
             label = recipe.removeprefix("configs/")
             axes.plot(minutes, losses, "o-", color=COLORS[recipe], label=label)
         charts.log_x(axes, TICKS)
@@ -123,8 +123,8 @@ def main(argv: list[str] | None = None) -> None:
     draw(runs, options.results.with_suffix(".svg"))
     print("| recipe | planned minutes | whole command, minutes | loss |")
     print("| --- | ---: | ---: | ---: |")
-    for recipe, found in runs.items():
-        for planned, minutes, loss in found:
+    for recipe, points in runs.items():
+        for planned, minutes, loss in points:
             name = recipe.removeprefix("configs/")
             print(f"| {name} | {planned:g} | {minutes:.2f} | {loss:.4f} |")
 

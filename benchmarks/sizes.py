@@ -101,10 +101,10 @@ def draw(runs: list[SizedRun], path: Path) -> None:
     lowest = np.full_like(grid, np.inf)
     with charts.picture(path, height=3.2) as axes:
         for number, size in enumerate(SIZES):
-            found = [run for run in runs if run.size == size]
-            if found:
-                flops, losses = [run.flops for run in found], [run.loss for run in found]
-                label = f"{found[0].parameters / 1e6:.1f} million"
+            of_size = [run for run in runs if run.size == size]
+            if of_size:
+                flops, losses = [run.flops for run in of_size], [run.loss for run in of_size]
+                label = f"{of_size[0].parameters / 1e6:.1f} million"
                 color = charts.color_of(number, len(SIZES))
                 axes.plot(flops, losses, "o-", color=color, label=label)
                 # between the points of a size, on the lines that are drawn

@@ -26,13 +26,13 @@ BATCH_SIZES = {"small": 12, "baby": 16}  # nanoGPT trains the latter with 64, on
 
 def training_step(config: ModelConfig, batch_size: int) -> Callable[[], float]:
     """Return a call that makes one step like training/step.py and returns the loss."""
-    selected, model = select_runtime("cpu", "auto"), GPT(config, VOCAB_SIZE)
+    runtime, model = select_runtime("cpu", "auto"), GPT(config, VOCAB_SIZE)
     train = TrainConfig(optimizer="adamw", learning_rate=1e-3)
-    optimizers = build_optimizers(model, train, selected.dtype)
+    optimizers = build_optimizers(model, train, runtime.dtype)
     x, y = torch.randint(VOCAB_SIZE, (2, batch_size, config.block_size))
 
     def step() -> float:
-        with selected.autocast():
+        with runtime.autocast():
             logits = model(x)  # (B, T, V)
         loss = cross_entropy(logits, y)
         loss.backward()
@@ -72,7 +72,7 @@ def time_steps(steps: dict[str, Callable], repeats: int) -> dict[str, list[float
     """Return the seconds of each step in each repeat after the warm-up; steps alternate."""
     setups = {name: lambda step=step: step for name, step in steps.items()}
     seconds = time_interleaved(setups, WARMUP + repeats)
-    return {name: each[WARMUP:] for name, each in seconds.items()}
+    return {name: taken[WARMUP:] for name, taken in seconds.items()}
 
 
 def compare_with_nanogpt(names: list[str], folder: Path | None, repeats: int) -> None:

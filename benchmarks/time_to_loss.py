@@ -103,7 +103,7 @@ def run_nanogpt_training(folder: Path, max_iters: int = NANOGPT_STEPS) -> Traini
         done = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True)
         seconds = time.perf_counter() - began
         saved = torch.load(f"{out_dir}/ckpt.pt", weights_only=True)
-    milliseconds = [float(each) for each in re.findall(r"time ([\d.]+)ms", done.stdout)]
+    milliseconds = list(map(float, re.findall(r"time ([\d.]+)ms", done.stdout)))
     step_seconds = statistics.median(milliseconds) / 1000 * max_iters
     return TrainingResult(seconds, step_seconds, nanogpt_loss(folder, saved))
 

@@ -159,7 +159,7 @@ def train_all(runs: list[TrialRun]) -> tuple[Curves, list[str]]:
             curve = read_loss_curve(run.folder)
             curves[run.trial][run.seed] = curve
             print(f"  loss {curve.val_loss[-1]:.4f}, {curve.minutes[-1]:.1f} min")
-    return {trial: found for trial, found in curves.items() if found}, failures
+    return {trial: by_seed for trial, by_seed in curves.items() if by_seed}, failures
 
 
 # --------------------------------------------------------------------------------------- the report
@@ -179,20 +179,20 @@ def print_table(curves: Curves) -> None:
         trial: {seed: curve.val_loss[-1] for seed, curve in runs.items()}
         for trial, runs in curves.items()
     }
-    means = {trial: statistics.mean(found.values()) for trial, found in losses.items()}
+    means = {trial: statistics.mean(by_seed.values()) for trial, by_seed in losses.items()}
     best = min(means, key=means.get)
     print("\n| trial | seeds | mean loss | range | above the lowest | steps | minutes |")
     print("| --- | ---: | ---: | ---: | --- | ---: | ---: |")
-    for trial, found in losses.items():
+    for trial, by_seed in losses.items():
         above = "lowest"
         if trial != best:
-            counts = "counts" if is_difference(found, losses[best]) else "does not count"
+            counts = "counts" if is_difference(by_seed, losses[best]) else "does not count"
             above = f"{means[trial] - means[best]:.4f}: {counts}"
-        spread = f"{min(found.values()):.4f} to {max(found.values()):.4f}"
+        spread = f"{min(by_seed.values()):.4f} to {max(by_seed.values()):.4f}"
         steps = statistics.mean(curve.steps[-1] for curve in curves[trial].values())
         minutes = statistics.mean(curve.minutes[-1] for curve in curves[trial].values())
         print(
-            f"| {trial or 'all runs'} | {len(found)} | {means[trial]:.4f} | {spread} | {above} "
+            f"| {trial or 'all runs'} | {len(by_seed)} | {means[trial]:.4f} | {spread} | {above} "
             f"| {steps:,.0f} | {minutes:.1f} |"
         )
     print(f"\n{RULE}")

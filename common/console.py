@@ -22,14 +22,14 @@ def prepare_console() -> None:
     """Handle uncaught exceptions with `report`; prepare the standard streams."""
     if not hasattr(sys, "ps1"):  # Python's prompt stays open
         sys.excepthook = _end
-    # after `>&-`, and without a console on Windows, a stream is None
+    # a stream is None after `>&-`, and without a console on Windows
     for name, mode in {"stdin": "r", "stdout": "w", "stderr": "w"}.items():
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
 
     # A terminal keeps its encoding; what that lacks is escaped. Files and pipes get UTF-8.
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # a notebook's and IDLE's are no files
+        if hasattr(stream, "reconfigure"):  # not so the streams of notebooks and IDLE
             encoding = None if stream.isatty() else "utf-8"  # None: as it is
             stream.reconfigure(encoding=encoding, errors="backslashreplace")
 
@@ -59,19 +59,18 @@ def report(error: BaseException) -> int:
         return error.exit_code
 
     if isinstance(error, ModuleNotFoundError) and error.name in PACKAGES:
-        # the Python of a system refuses pip
+        # into a virtual environment, because the Python of many systems refuses pip
         install = "python3 -m venv .venv; .venv/bin/python -m pip install -r requirements.txt"
         line = f"{error}; `make train` installs the packages in .venv; without make: {install}"
     elif is_out_of_memory(error):
         line = "out of memory; choose a smaller batch_size, block_size or model"
         if reason := str(error).partition("\n")[0]:
             line += f" ({reason})"
-    # a file that is not found is one of the code: those of the user have a UserError
+    # a missing file of the user raises a UserError; any other one is a file of the code: a bug
     elif isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
         reason = error.strerror or error
         line = f"{error.filename}: {reason}" if error.filename else reason
     else:
-        # a bug: whoever reports it needs the traceback
         sys.__excepthook__(type(error), error, error.__traceback__)
         return 1
     print_stderr(f"error: {line}")

@@ -1,4 +1,4 @@
-"""Files: those of a run, and how a file is written whole or not at all."""
+"""Paths of the user and of runs, and files that are written whole or not at all."""
 
 import errno
 import os
@@ -34,7 +34,7 @@ def runs_near(path: Path) -> list[str]:
 
 
 def beside_code(path: Path) -> Path:
-    """Return a path as it is, or, if it exists only beside the code, the path there.
+    """Return a path, or that in the folder of the code if it exists only there.
 
     So a command works from any folder: python ../hornbook/train.py configs/shakespeare.yaml
     """

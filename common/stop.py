@@ -24,9 +24,9 @@ class Interrupted(Exception):
 class Stop:
     """A flag that a signal sets, so that the run can finish its step, save and end.
 
-    It handles signals inside a `with` block, where a second Ctrl-C raises KeyboardInterrupt as
-    usual. A signal that was ignored before, such as SIGHUP under nohup, stays ignored. In a thread
-    that is not the main one, which may not set handlers, all signals stay as they are.
+    Signals are handled inside a `with` block, where a second Ctrl-C raises KeyboardInterrupt as
+    usual. A signal that was ignored before, such as SIGHUP under nohup, stays ignored. Outside the
+    main thread, where Python allows no handlers, all signals stay as they are.
     """
 
     def __init__(self, verbose: bool = True):

@@ -30,7 +30,7 @@ def printable(lines: Iterable[object]) -> str:
 
 def shorten(text: str, limit: int) -> str:
     """Leave out the middle of a text of more than `limit` characters."""
-    # the beginning says what it is, and the end often what is wrong
+    # the beginning of an error says what it is, the end often what is wrong
     half = limit // 2
     return text if len(text) <= limit else f"{text[:half]} ... {text[-half:]}"
 
@@ -43,7 +43,7 @@ def quoted(value: object) -> str:
         return f"[{', '.join(map(quoted, value[:3]))}{', ...' if len(value) > 3 else ''}]"
     if isinstance(value, bool) or value is None:
         return str(value).lower()
-    if isinstance(value, (dict, list)):  # whatever is in it: YAML's aliases can nest very deep
+    if isinstance(value, (dict, list)):  # not the content, which YAML's aliases can nest very deep
         return "a mapping" if isinstance(value, dict) else "a list"
     return str(value)
 

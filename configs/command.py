@@ -1,6 +1,6 @@
 """The command lines of train.py and sample.py: config files, options and --help.
 
-Importing torch takes seconds, so all of this is checked before: a mistake is reported at once.
+All of this is checked before torch is imported, which takes seconds: a mistake is reported at once.
 
 A config file is a flat list of lines `key: value`, and `--key=value` on the command line overrides
 it. argparse and YAML only collect strings. `parse_value` parses each by the type of its setting, so
@@ -169,7 +169,7 @@ def parse_train(argv: Sequence[str] | None = None) -> Command:
 
 
 def parse_sample_options(argv: Sequence[str] | None) -> SampleConfig:
-    """Parse and check the arguments of sample.py; `argv` and the end are those of `parse_train`."""
+    """Parse and check the arguments of sample.py; `argv` and errors are as in `parse_train`."""
     prepare_console()
     words, values = parse_options(argv, SAMPLE_USAGE, SampleConfig)
     if words:
@@ -179,7 +179,7 @@ def parse_sample_options(argv: Sequence[str] | None) -> SampleConfig:
         )
     if not values.get("ckpt"):
         raise ConfigError("--ckpt is missing; write --ckpt=PATH: a run folder or checkpoint file")
-    # stop strings have escapes, as the prompt: --stop="\n\n"
+    # stop strings have escapes, as the prompt has: --stop="\n\n"
     values["stop"] = tuple(map(parse_escapes, values.get("stop", ())))
     return SampleConfig(**values)
 
@@ -204,8 +204,8 @@ def parse_options(
     """
     settings = {name: field for section in sections for name, field in settings_of(section).items()}
     flags = {f"--{name}" for name, field in settings.items() if isinstance(field.default, bool)}
-    found, rest = _option_parser(usage, sections).parse_known_args(_spell_options(argv, flags))
-    texts = vars(found)
+    parsed, rest = _option_parser(usage, sections).parse_known_args(_spell_options(argv, flags))
+    texts = vars(parsed)
     words = texts.pop("words", []) + rest
     for word in words:
         if word.startswith("-"):
@@ -258,7 +258,7 @@ def _spell_options(argv: Sequence[str] | None, flags: set[str]) -> list[str]:
             words.append("--" + name[2:].replace("-", "_") + equals + value)
         else:
             words.append(word)
-    # with nargs="?", argparse would take the config file after --compile for its value
+    # with nargs="?", argparse would take the config file after --compile for the value of --compile
     return [f"{word}=true" if word in flags else word for word in words]
 
 
@@ -325,7 +325,7 @@ def to_yaml(config: Config) -> str:
 
     dump = partial(yaml.safe_dump, flat_settings(config), sort_keys=False, width=100)
     text = dump(allow_unicode=True)
-    # readable; but escape everything if a character is invisible
+    # non-ASCII characters as they are, unless one is invisible
     return text if text.replace("\n", "").isprintable() else dump(allow_unicode=False)
 
 

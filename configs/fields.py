@@ -36,7 +36,7 @@ class Checked:
     def __post_init__(self):
         for field in fields(self):
             if field.metadata:
-                # a frozen dataclass refuses an assignment, even in here
+                # a frozen dataclass refuses an assignment, even in its own method
                 object.__setattr__(self, field.name, parse_value(field, getattr(self, field.name)))
 
 
@@ -51,7 +51,7 @@ def settings_of(section: type) -> dict[str, Field]:
 
 
 def value_type(field: Field) -> type:
-    """Return the type of a value that is not a choice: int, float, bool, or str, also of a list."""
+    """Return the type of a value that is not a choice: int, float, bool or str (also in a list)."""
     return (get_args(field.type) or [field.type])[0]
 
 
@@ -109,7 +109,7 @@ def _convert(field: Field, value: object) -> object:
 
 
 def _is_text(value: object) -> bool:
-    """Return whether a value is a text that a file can store; raises UnicodeEncodeError."""
+    """Return whether a value is a non-empty text without NUL; raises UnicodeEncodeError."""
     return isinstance(value, str) and value.encode() != b"" and "\0" not in value
 
 

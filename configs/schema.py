@@ -26,8 +26,8 @@ KERNELS = ("loop", "bmm", "batched", "sdpa")
 AUTO = ("auto",)
 DEVICES = (*AUTO, "cuda", "mps", "cpu")
 DTYPES = ("float32", "bfloat16")
-# setting: its names in nanoGPT, Hugging Face, PyTorch and our own documents, where these are so
-# different that difflib does not find the setting
+# setting: its names in nanoGPT, Hugging Face, PyTorch and our own documents, if they are too
+# different for difflib to find the setting
 OTHER_NAMES = {
     "layout": "attention",
     "n_layer": "depth num_hidden_layers",

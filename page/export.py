@@ -1,4 +1,4 @@
-"""The page of a model: its weights, the initial settings and the code, in one HTML file.
+"""The page of a model: weights, initial settings and code, in one HTML file.
 
 After a change to the code: python -m page.export docs/plays.html
 """
@@ -71,7 +71,7 @@ def pack_weights(model: GPT) -> tuple[list[tuple[str, list[int]]], bytes]:
     The values are float32, little-endian.
     """
     # these names and shapes are the same for every attention layout, so model.js has only one
-    arrays = {name: each.cpu().float().numpy() for name, each in named_tensors(model).items()}
+    arrays = {name: tensor.cpu().float().numpy() for name, tensor in named_tensors(model).items()}
 
     # concatenated; the shapes say where each array ends
     shapes = [(name, list(array.shape)) for name, array in arrays.items()]

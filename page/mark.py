@@ -1,4 +1,4 @@
-"""The mark of a page, by which sample.py knows before it imports torch what it may replace."""
+"""The mark of a page, which sample.py may replace. Checked before torch is imported."""
 
 from pathlib import Path
 

@@ -4,7 +4,7 @@
 and `load_checkpoint` convert it to a file and back. A loaded checkpoint has been checked.
 
 The metadata of the file are strings: JSON, and the vocabulary. One entry is the SHA-256 of the
-others and of all tensors. It detects damage, not forgery. Nothing in such a file can be run.
+others and of all tensors, which detects damage, not forgery. Nothing in the file can be run.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ from training.optimizers import MOMENTS, state_of
 from training.state import Progress, Run
 
 LAST, BEST = CHECKPOINT_FILES
-# what is preferred of a run folder, a place to resume or the best weights -> the files to try
+# the checkpoint that is preferred in a run folder -> the files to try, in this order
 FALLBACK = {"last": (LAST,), "best": (BEST, LAST)}
 FORMAT = "3"  # of the file
 
@@ -59,23 +59,23 @@ SECTIONS = {  # the JSON sections of a file, checked like a config file
 
 @dataclass
 class Checkpoint:
-    """A run at one step. It is all that sampling needs; a resume needs the text as well.
+    """A run at one step: all that sampling needs. A resume needs the text as well.
 
     A tensor's name is its kind and its parameter: "model.blocks.0.mlp.up" is a weight, and
     "momentum.blocks.0.mlp.up" its momentum. Names and shapes are the same in every attention layout
-    (see `named_splits`). `restore` and `build_model` check that they fit the model. The best
+    (see `named_splits`). `restore` and `build_model` check that the tensors fit the model. The best
     weights are saved without moments.
 
     Raises ValueError for a vocabulary that is empty or has a character twice.
     """
 
     settings: Config  # of the run, for a resume
-    model: ModelConfig  # the same as in `settings`, but for the logit_scale of these weights
+    model: ModelConfig  # settings.model with the logit_scale of these weights as a number
     vocabulary: str  # distinct characters; a token id is an index into it
     tensors: dict[str, Tensor]
     text: TextInfo = field(default_factory=TextInfo)
     progress: Progress = field(default_factory=Progress)
-    environment: dict[str, str] = field(default_factory=dict)  # see `environment`
+    environment: dict[str, str] = field(default_factory=dict)  # see training.device.environment
     path: Path = field(default=Path("checkpoint"), compare=False)  # of the file
 
     def __post_init__(self):
@@ -87,7 +87,7 @@ class Checkpoint:
         return {n.removeprefix(prefix): tensors[n] for n in tensors if n.startswith(prefix)}
 
     def without_moments(self) -> "Checkpoint":
-        """Return a checkpoint with the weights alone: half of the size with Muon, or a third."""
+        """Return a checkpoint with the weights alone: a third to a half of the size."""
         weights = {n: tensor for n, tensor in self.tensors.items() if n.startswith("model.")}
         return replace(self, tensors=weights)
 
@@ -169,7 +169,7 @@ def load_weights(checkpoint: Checkpoint, model: GPT) -> None:
 def build_model(checkpoint: Checkpoint, **changed: str) -> GPT:
     """Build a model with the weights of a checkpoint; raise CheckpointError unless they fit.
 
-    Its attention layout or kernel may be `changed`.
+    `changed` may name another attention layout or kernel.
     """
     model = GPT(replace(checkpoint.model, **changed), len(checkpoint.vocabulary))
     load_weights(checkpoint, model)
@@ -192,27 +192,29 @@ def load_model(path: str | Path) -> tuple[GPT, CharTokenizer]:
         text = tokenizer.decode(torch.cat(list(new)))
         maps = attention_maps(model, ids)  # of each layer: (H, T, T)
 
-    The model is on the CPU, in evaluation mode. For a run folder, this loads best.safetensors; if
-    that is damaged, it warns and falls back to another checkpoint. Raises CheckpointError if there
-    is none. For the exact loss of a long text see `training.evaluate.exact_loss`.
+    The model is on the CPU, in evaluation mode. In a run folder, this is best.safetensors, or, with
+    a warning, last.safetensors. Raises CheckpointError if neither can be loaded. For the exact
+    loss of a long text see `training.evaluate.exact_loss`.
     """
-    saved = load_preferred(Path(path), "best", notify=partial(warnings.warn, stacklevel=3))
-    return build_model(saved).eval(), CharTokenizer(saved.vocabulary)
+    checkpoint = load_preferred(Path(path), "best", notify=partial(warnings.warn, stacklevel=3))
+    return build_model(checkpoint).eval(), CharTokenizer(checkpoint.vocabulary)
 
 
-def check_tensors(path: Path, found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    """Raise CheckpointError unless all tensors have the expected shapes and are finite."""
-    missing = first_few(name for name in expected if name not in found)
-    unknown = first_few(name for name in found if name not in expected)
+def check_tensors(
+    path: Path, tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]
+) -> None:
+    """Raise CheckpointError unless the tensors have the expected shapes and are finite."""
+    missing = first_few(name for name in expected if name not in tensors)
+    unknown = first_few(name for name in tensors if name not in expected)
     if missing or unknown:
         raise CheckpointError(f"{path}: missing: {missing or 'none'}; unknown: {unknown or 'none'}")
     for name, tensor in expected.items():
-        if found[name].shape != tensor.shape:
+        if tensors[name].shape != tensor.shape:
             raise CheckpointError(
-                f"{path}: {name} is {tuple(found[name].shape)}, its config describes "
+                f"{path}: {name} is {tuple(tensors[name].shape)}, its config describes "
                 f"{tuple(tensor.shape)}"
             )
-    if not_finite := [name for name, tensor in found.items() if not tensor.isfinite().all()]:
+    if not_finite := [name for name, tensor in tensors.items() if not tensor.isfinite().all()]:
         raise CheckpointError(f"{path}: not finite: {first_few(not_finite)}")
 
 
@@ -220,7 +222,7 @@ def check_tensors(path: Path, found: Mapping[str, Tensor], expected: Mapping[str
 
 
 def to_bytes(checkpoint: Checkpoint) -> bytes:
-    """Serialize a checkpoint, for `write_atomic`."""
+    """Return the bytes of a checkpoint's file, for `write_atomic`."""
     parts = {name: asdict(getattr(checkpoint, name)) for name in SECTIONS}
     parts["environment"] = checkpoint.environment
     metadata = {name: json.dumps(part, allow_nan=False) for name, part in parts.items()}
@@ -234,7 +236,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
     with checkpoint_errors(path):
         # read once, not mapped: Windows and some network drives do not replace a mapped file
         content = path.read_bytes()
-        # of torch.save: zipped, or old; but a safetensors file too may begin so, before its JSON
+        # of torch.save: zipped, or old; a safetensors file may begin so too, but JSON follows
         if content.startswith((b"PK\3\4", b"\x80")) and content[8:9] != b"{":
             raise CheckpointError(
                 "is a pickle, not a Hornbook checkpoint; python convert.py imports the ckpt.pt of "
@@ -291,26 +293,26 @@ def checkpoint_errors(path: Path):
 
 
 def load_preferred(path: Path, prefer: str, notify: Callable[[str], object]) -> Checkpoint:
-    """Load a checkpoint file; for a run folder, load the one that `prefer` names, last or best.
+    """Load a checkpoint file, or that of a run folder that `prefer` names: last or best.
 
     If the best one is missing or damaged, the last one is loaded, and `notify` gets a line that
     says so. A path to a file has no fallback. Raises CheckpointError if no checkpoint can be
-    loaded; for a wrong path it names the runs that exist.
+    loaded; for a wrong path, the error names the runs that exist.
     """
     path = home_path(path)
     choices = [path / name for name in FALLBACK[prefer]] if path.is_dir() else [path]
     faults = []
     for choice in choices:
         try:
-            saved = load_checkpoint(choice)
+            checkpoint = load_checkpoint(choice)
         except CheckpointError as error:
             faults.append(str(error))
         else:
             if faults:
                 notify(f"{faults[0]}; using {choice} instead")
-            return saved
+            return checkpoint
 
-    # the best weights lack the optimizer state; if there is no file at all, the path is wrong
+    # best weights without optimizer state cannot be resumed; if no file is there, the path is wrong
     if prefer == "last" and (path / BEST).exists():
         faults.append(f"to start a new run from its best weights: --init_from={path}")
     elif not any(choice.exists() for choice in choices):

@@ -1,4 +1,4 @@
-"""Settings that cannot change in a run, and changes of its environment since its checkpoint."""
+"""Differences from a checkpoint: settings, some of which cannot change, and the environment."""
 
 from collections.abc import Mapping
 from dataclasses import asdict

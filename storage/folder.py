@@ -1,7 +1,7 @@
 """The run folder: what train.py may replace there, and when a run saves its checkpoints.
 
 A folder with a checkpoint or a log needs --resume or --overwrite. Only --overwrite removes files:
-those of an earlier run, which it knows by their names. A config.yaml that you wrote is kept too.
+the checkpoints and the log of the earlier run, by their names. A config.yaml of your own is kept.
 
 A kill at any moment leaves whole checkpoints (`files.write_atomic`). The resumed run repeats the
 steps since the last save.
@@ -29,8 +29,8 @@ METRICS = "metrics.csv"
 EVENT_FILES = "events.out.tfevents.*"  # of TensorBoard
 SETTINGS_FILE = "config.yaml"
 WRITTEN_BY = b"# Written by train.py"  # a config.yaml that begins so may be replaced
-# `save_interval: auto` saves after a tenth of the time since the start, but within these seconds,
-# and after 50 times what a save takes: a kill costs a tenth of the work, all saves 2 %
+# `save_interval: auto` saves after a tenth of the time since the start, but between these seconds,
+# and after 50 times what a save takes: a kill costs a tenth of the work, saving 2 % of the time
 MIN_SAVE_SECONDS, MAX_SAVE_SECONDS = 15, 300
 
 
@@ -56,7 +56,7 @@ def locked(folder: Path) -> Iterator[None]:
     except OSError as error:
         if error.filename:  # the lock's file cannot be opened
             raise
-        # some network drives have no locks, and say so with one errno or another
+        # some network drives have no locks, which they report by one errno or another
         print_stderr(f"note: {folder}: no locks on this file system: start one run at a time there")
     try:
         yield
@@ -124,7 +124,7 @@ class Saver:
         self.began = self.tried_at = time.monotonic()
         self.save_seconds = 0.0  # of the last save
         self.unsaved_best: bytes | None = None  # a best checkpoint that failed to be written
-        # `last` may be older than `best`, after a kill: never replace the best by a worse one
+        # after a kill, `last` may be older than `best`, whose weights worse ones must not replace
         self.best_loss = math.inf
         if (folder / BEST).exists():
             try:
@@ -150,13 +150,13 @@ class Saver:
                 self._make_folder_again()
                 as_last = True
                 if not (as_best or self.unsaved_best or final):
-                    # the best weights are gone: those of the next evaluation are the best here
+                    # the best weights are gone: the next evaluated ones are the best in this folder
                     progress.best_loss = progress.train_loss_at_best = None
             checkpoint = capture(self.run)
             if as_best:
                 self.unsaved_best = to_bytes(checkpoint.without_moments())
                 self.best_loss = progress.best_loss
-            # best first: otherwise a kill between the two leaves a last whose best has no file
+            # `best` first: a kill between the two must not leave a `last` whose best has no file
             if self.unsaved_best is not None:
                 files.write_atomic(self.folder / BEST, self.unsaved_best)
                 self.unsaved_best = None

@@ -59,7 +59,7 @@ def say(*lines: object) -> None:
 class Log:
     """The log of one process of a run; without a folder, as on every rank but 0, only a console.
 
-    A run that is resumed has a new `Log`, which continues the files.
+    A resumed run has a new `Log`, which continues the files.
     """
 
     def __init__(self, run: Run, folder: Path | None, stop: Stop):
@@ -113,7 +113,7 @@ class Log:
         self._write_tensorboard(self.first_step, {"setup/run": "\n".join(lines)})
 
     def step(self, result: StepResult) -> None:
-        """Log a step: every log_interval steps its scalars, now and then a line."""
+        """Log a step: its scalars every log_interval steps, and a line now and then."""
         run, train = self.run, self.run.settings.train
         step, vocab_size = run.progress.step, run.model.vocab_size
 
@@ -121,11 +121,11 @@ class Log:
         if step == self.first_step + 1:
             self.began = time.monotonic()
 
-        # the speed is a mean over the steps between two lines
+        # the speed is a mean over the steps since the last logged one
         self.predictions += result.predictions
         self.seconds += result.seconds
 
-        # a simple test: an untrained model should guess uniformly
+        # a check of the model: before training, it should guess uniformly
         if step == 1:
             say(
                 f"first loss  {result.loss:.3f}; a uniform guess has "
@@ -151,7 +151,7 @@ class Log:
         """Log an evaluation: its losses, then a sample, wrong answers and attention maps."""
         run, progress = self.run, self.run.progress
         step, val_loss, train_loss = progress.step, result.val_loss, result.train_loss
-        # the last position that occurs: there the model sees the most context
+        # at the last position that occurs, the model sees the most context
         val_losses = result.val_losses
         last = np.flatnonzero(val_losses.counts)[-1]
         scalars = {
@@ -292,8 +292,8 @@ class Log:
                 # here, because it may be missing, or fail beside a broken TensorFlow
                 from torch.utils.tensorboard import SummaryWriter
 
-                # purge the steps after the checkpoint: they will be logged again; +1 keeps the
-                # checkpoint's own evaluation, which will not
+                # purge the steps after the checkpoint, which will be logged again; + 1 keeps the
+                # evaluation of the checkpoint's own step, which will not
                 self.writer = SummaryWriter(self.folder, purge_step=self.first_step + 1)
             for tag, value in values.items():
                 if isinstance(value, str):
@@ -325,7 +325,7 @@ def last_minutes(path: Path) -> float:
 
 
 def append_row(path: Path, cells: Iterable[str]) -> None:
-    """Append a row to metrics.csv; its newline comes first, and ends a row that a kill has cut.
+    """Append a row to metrics.csv; the newline comes first, and ends a row that a kill has cut.
 
     Each logged step and each evaluation is a row; missing values are empty. After a kill and a
     resume some steps are there twice.

@@ -200,7 +200,8 @@ MUTATIONS = (
         'for name in then.keys() & now.keys() & {"optimizer"}'),
     Mutation("infinite_weights_are_loaded", "a checkpoint with NaN trains on, and is saved",
         "storage/checkpoint.py", "test_checkpoint",
-        "if not_finite := [name for name, tensor in found.items() if not tensor.isfinite().all()]:",
+        "if not_finite := [name for name, tensor in tensors.items() if not tensor.isfinite().all()]"
+        ":",
         "if not_finite := []:"),
     # ----------------------------------------------------------------------------------- configs/
     Mutation("last_duplicate_key_wins", "of two lines with one key, one is silently ignored",
