@@ -1,4 +1,4 @@
-// Runs last: if app.js could not, say what it needs. Every browser understands these lines.
+// Runs last: if app.js did not run, say what the page needs. Every browser understands this code.
 if (!window.showPage || document.querySelector("main").hidden) {
   document.querySelector("main").hidden = true;
   document.getElementById("failure").textContent = document.querySelector("noscript").textContent;
