@@ -207,42 +207,42 @@ class LoadedModel:
             characters = self.tokenizer.decode(texts.write_one())  # one for each sample
             yield [stop.feed(c) for stop, c in zip(stops, characters, strict=True)]
             # stopped samples are still drawn, but not shown, until all have stopped
-            if all(stop.found for stop in stops):
+            if all(stop.ended_by for stop in stops):
                 return
         # the length is reached: show the characters that were held back
         yield [stop.pending for stop in stops]
 
     def note_cut(self, stop: "StopStrings") -> None:
         """Say that an item has reached the length, if it has."""
-        if self.item_format and not stop.found:
+        if self.item_format and not stop.ended_by:
             print_stderr(f"cut at {self.options.max_new_tokens:,} characters; --max_new_tokens")
 
 
 class StopStrings:
     """The stop strings of one sample: the first that the model writes ends it, and is not shown.
 
-    found    the stop string that has ended the sample, "" until then
-    ending   the part of it that the model wrote: a stop string may begin in the prompt
-    pending  the last few characters, held back while they may begin a stop string
+    ended_by  the stop string that has ended the sample, "" until then
+    ending    the part of it that the model wrote: a stop string may begin in the prompt
+    pending   the last few characters, held back while they may begin a stop string
     """
 
     def __init__(self, strings: Sequence[str], prompt: str):
         self.strings, self.longest = strings, max(map(len, strings), default=1)
-        self.shown, self.pending, self.found, self.ending = prompt, "", "", ""
+        self.shown, self.pending, self.ended_by, self.ending = prompt, "", "", ""
 
     def feed(self, character: str) -> str:
         """Add a character; return the text that can no longer be part of a stop string."""
-        if self.found:
+        if self.ended_by:
             return ""
         self.pending += character
 
         # does a stop string end here? if several do, it is the longest
         text = (self.shown + self.pending)[-self.longest :]
-        self.found = max(filter(text.endswith, self.strings), key=len, default="")
+        self.ended_by = max(filter(text.endswith, self.strings), key=len, default="")
         # show nothing of a stop string, and hold back what may be the beginning of one
-        length = max(0, len(self.pending) - (len(self.found) or self.longest - 1))
+        length = max(0, len(self.pending) - (len(self.ended_by) or self.longest - 1))
         shown, self.pending = self.pending[:length], self.pending[length:]
-        if self.found:
+        if self.ended_by:
             self.pending, self.ending = "", self.pending
         self.shown = (self.shown + shown)[-self.longest :]
         return shown
@@ -318,7 +318,7 @@ def print_novel_items(loaded: LoadedModel, prompt: str) -> None:
     # a model that has memorized its list may never get there
     new, left_out, number = set(), [], options.num_samples
     for item, stop in write_samples(loaded, DRAWS_PER_ITEM * number, ids):
-        if stop.found != loaded.end:
+        if stop.ended_by != loaded.end:
             left_out.append("cut")  # by --max_new_tokens or --stop
         elif item in known or item in new:
             left_out.append("known" if item in known else "twice")

@@ -24,12 +24,7 @@ from itertools import count
 from pathlib import Path
 
 from common.console import script_command, shell_command
-from common.errors import (
-    CheckpointError,
-    ConfigError,
-    NonFiniteError,
-    UserError,
-)
+from common.errors import CheckpointError, ConfigError, NonFiniteError, UserError
 from common.files import holds_run, runs_in
 from common.stop import Interrupted, Stop
 from common.words import first_few, plural, quoted_character

@@ -42,7 +42,7 @@ class QKVProjection(nn.Module):
     """A weight layout: how the query, key and value weights are stored, and how they are applied.
 
     To all other code, every layout is one tensor qkv (3, H, D, C): query, key and value; the heads;
-    the features of a head; the features of a token. With biases there is one of (3, H, D) too.
+    the features of a head; the features of a token. With biases, a second one is (3, H, D).
 
     A layout is a subclass with three methods. `build` creates the parameters, `project` applies
     them, and `split` says which part of qkv each of them stores. With `split` alone,
@@ -59,11 +59,11 @@ class QKVProjection(nn.Module):
         self.build(n_embd, n_head, head_size, bias)
 
     def build(self, C: int, H: int, D: int, bias: bool) -> None:
-        """Create the parameters. A GPT draws their values again, the same in every layout."""
+        """Create the parameters. A GPT replaces their values, by the same ones in every layout."""
         raise NotImplementedError
 
     def split(self, qkv: Tensor, kind: str) -> Iterator[tuple[nn.Parameter, Tensor]]:
-        """Yield each parameter with the part of qkv that it stores: a view of qkv, in its order.
+        """Yield each parameter, and the part of qkv that it stores: a view, in the same order.
 
         For the `kind` weight, qkv is (3, H, D, C), for bias (3, H, D). The kinds are the names that
         nn.Linear gives to its parameters.

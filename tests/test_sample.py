@@ -213,7 +213,7 @@ def test_a_sample_ends_at_its_first_stop_string_of_which_nothing_is_shown(prompt
     for character in text:
         shown += end.feed(character)
         assert expected.startswith(shown)
-    assert shown + end.pending == expected and bool(end.found) == (expected != text)
+    assert shown + end.pending == expected and bool(end.ended_by) == (expected != text)
 
 
 def test_an_unfinished_stop_string_is_printed_at_the_end(sample_output):

@@ -119,8 +119,8 @@ class Muon(Optimizer):
 def orthogonalize(matrices: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """Move the singular values of each matrix close to 1: (N, R, C) -> (N, R, C).
 
-    Newton-Schulz iteration in `dtype`, with the quintic polynomial of Jordan et al. 2024. It lets
-    small singular values grow fast; nearly all end between 0.7 and 1.2, which is exact enough.
+    Newton-Schulz iteration in `dtype`, with the quintic polynomial of Jordan et al. 2024. Small
+    singular values grow fast, and nearly all end between 0.7 and 1.2, which is exact enough.
     """
     a, b, c = 3.4445, -4.7750, 2.0315  # a is the slope at 0: as steep as possible
 

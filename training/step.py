@@ -21,7 +21,7 @@ class StepResult:
 
     loss         mean over all predictions of the step, nats per character
     grad_norm    gradient norm before clipping
-    predictions  number of them, over all processes (ranks)
+    predictions  number of predictions that count, over all processes (ranks)
     seconds      duration of the step
     """
 
@@ -41,8 +41,8 @@ def train_step(run: Run) -> StepResult:
     train, progress, world = run.settings.train, run.progress, run.world
 
     # every rank makes whole batches, so that all know the number of predictions
-    count = train.gradient_accumulation_steps
-    micro_batches = [run.batches[progress.step * count + i] for i in range(count)]
+    n_micro = train.gradient_accumulation_steps
+    micro_batches = [run.batches[progress.step * n_micro + i] for i in range(n_micro)]
     # in a tiny batch, all windows can be empty, or parts of questions: then all gradients are 0
     predictions = sum(np.count_nonzero(y != IGNORED) for _, y in micro_batches)
 
@@ -58,7 +58,7 @@ def train_step(run: Run) -> StepResult:
     for i, batch in enumerate(micro_batches, 1):
         x, y = (torch.from_numpy(ids[run.rows]).to(device) for ids in batch)  # (B, T)
         # the ranks exchange gradients once, in the last micro-batch
-        with nullcontext() if i == count else world.no_sync(run.ddp_model):
+        with nullcontext() if i == n_micro else world.no_sync(run.ddp_model):
             with run.runtime.autocast():
                 logits = run.forward(x)  # (B, T, V)
             # The loss of a step is the sum over its predictions, divided by their number. DDP
