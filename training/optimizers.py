@@ -99,6 +99,7 @@ class Muon(Optimizer):
             updates[parameter] = parameter.grad.lerp(state["momentum"], self.momentum)
 
         for (R, C), splits in self.splits_by_shape.items():
+            # gather the updates of this shape, whichever parameters store their parts
             counts = [split.matrices[0] for split in splits]
             batch = next(iter(updates.values())).new_empty(sum(counts), R, C)  # (N, R, C)
             for split, matrices in zip(splits, batch.split(counts), strict=True):
