@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import random
 import re
 import shutil
 
@@ -10,14 +9,7 @@ import pytest
 
 from common.errors import ConfigError
 from common.words import escape_controls
-from configs.command import (
-    MAX_FAULTS,
-    StartOptions,
-    parse_sample_options,
-    parse_train,
-    read_config,
-    to_yaml,
-)
+from configs.command import StartOptions, parse_sample_options, parse_train, to_yaml
 from configs.fields import settings_of
 from configs.schema import LAYOUTS, Config, SampleConfig, flat_settings, suggest_setting
 from tests.commands import exit_code, train_main
@@ -34,13 +26,10 @@ INVALID_FILES = [
     ("- seed\n", "has no settings; each setting is a line `key: value`"),
     (b"# caf\xe9\nseed: 1\n", "not UTF-8 at byte 5"),
     ("seed: 1\nmodel:\n  n_layer: 3\n", "line 2: settings are a flat list", "'model'"),
-    ("sead: 1\ndata: {sources: a}\ntrain: {}\n", "write n_layer: 3 without the section 'data'"),
     # unknown keys
     ("seed: 1\nn_heads: 4\n", "line 2: unknown key 'n_heads'; did you mean n_head (number of"),
     ("hidden_size: 4\n", "did you mean n_embd (width of the model"),  # as in Hugging Face
-    ("context: 4\n", "did you mean block_size (context length, in characters)?"),
     ("zzz: 4\n", "unknown key 'zzz'; --help lists all"),
-    ('"\\e[2J": 1\n', r"unknown key '\x1b[2J'"),
     # wrong types, ranges and choices
     ("n_layer: 6.5\n", "n_layer must be an integer of at least 1, but is '6.5'"),
     ("dropout: 1\n", "must be auto or a number of at least 0 and less than 1, but is '1'"),
@@ -57,8 +46,6 @@ INVALID_FILES = [
     # settings that do not fit together
     ("answer_after: =\n", "answer_after '=' needs items that end: set separator too"),
     ("n_embd: 384\nn_head: 5\n", "n_embd 384 is not divisible by n_head 5; nearest n_head: 6, 4"),
-    ("positions: learned\nn_embd: 100\nn_head: 3\n", "by n_head 3; nearest n_head: 4, 2"),
-    ("n_embd: 100\nn_head: 3\n", "by n_head 3; nearest n_head: 2, 5"),
     ("n_embd: 12\n", "into heads of even size, for positions rope; nearest n_head: 3, 6"),
     ("n_embd: 3\nn_head: 1\n", "choose an even n_embd"),
 ]  # fmt: skip
@@ -69,11 +56,9 @@ VALUES = [  # a value is a string that the type of its setting parses
     ("max_iters: 3e4\n", "max_iters", 30_000),
     ("seed: 010\n", "seed", 10),  # as Python's int() and YAML 1.2 have it; PyYAML has 8
     ("\ufeffseed: '7'\n", "seed", 7),
-    ("sources: book.txt\n", "sources", ("book.txt",)),
     ("sources: [a, b]\n", "sources", ("a", "b")),
     ("seed: &a 7\nmax_iters: *a\n", "max_iters", 7),
     ("compile: True\n", "compile", True),
-    ("fallback:\n", "fallback", ""),  # empty by default
 ]
 YAML_TEXTS = [  # tags, aliases, keys and documents that Python cannot or must not have
     "seed: !!python/object/apply:os.mkdir [constructed]\n", "seed: !!python/name:os.mkdir\n",
@@ -86,10 +71,9 @@ YAML_TEXTS = [  # tags, aliases, keys and documents that Python cannot or must n
 ]  # fmt: skip
 
 OPTIONS = [  # arguments, setting, value
-    (parse_train, ["--n_layer=3", SMOKE], "n_layer", 3),
     (parse_train, [SMOKE, "--n_layer=4", "--n-layer", "3"], "n_layer", 3),  # the last counts
     (parse_train, ["--compile", SMOKE], "compile", True),  # the config is not its value
-    (parse_train, [SMOKE, "--compile", "--compile", "false"], "compile", False),
+    (parse_train, ["--compile", "--compile", "false", SMOKE], "compile", False),
     (parse_train, [SMOKE, "--sources=a, b", "--sources=[c"], "sources", ("a, b", "[c")),
     (parse_train, [SMOKE, "--separator='"], "separator", "'"),
     (parse_sample_options, ["--ckpt=x", "--prompt", ""], "prompt", ""),
@@ -107,8 +91,6 @@ INVALID_OPTIONS = [  # arguments, and words of the message
     (parse_train, [SMOKE, "--n_layer", "-1"], "must be an integer of at least 1, but is '-1'"),
     (parse_train, [SMOKE, "--seed", "--compile"], "--seed: expected one argument; write --key"),
     (parse_train, [SMOKE, "--sources='a/*.md'"], "'a/*.md': the quotes are part of it; use double"),
-    (parse_train, [SMOKE, "--val-sources=a", "--val-sources='b'"], "'b': the quotes are part"),
-    (parse_train, [SMOKE, "--separator=''"], "'': the quotes are part of it; use double quotes"),
     (parse_train, [SMOKE, "--separator=;", "--answer_after='='"], "'=': the quotes are part of it"),
     (parse_train, [SMOKE, "--n_head=5"], f"{SMOKE} and the options: n_embd 64 is not divisible"),
     (parse_train, [SMOKE, "--minutes=1", "--max_iters=9"], "contradict each other"),
@@ -186,62 +168,21 @@ def test_whatever_the_yaml_it_has_settings_or_is_refused_in_one_line_and_constru
     assert os.listdir() == ["config.yaml"]
 
 
-def test_no_text_of_yaml_ends_in_a_traceback(tmp_path, monkeypatch):
-    monkeypatch.setattr("configs.command._read", lambda text: text)
-    words = [
-        *settings_of(Config),
-        *"{}[],:-?&*!|>%@`'\"#\n\t\\~",
-        "\n",
-        ": ",
-        "- ",
-        "? ",
-        "&a ",
-        "*a",
-    ]
-    words += [
-        "<<",
-        "---\n",
-        "...\n",
-        "!!set ",
-        "!!binary ",
-        "\n  ",
-        "1e3",
-        "true",
-        '"\\x',
-        "\x85",
-        "é",
-    ]
-    draw = random.Random(0)
-    for _ in range(1000):
-        text = "".join(draw.choices(words, k=draw.randint(1, 30)))
-        if draw.random() < 0.5:  # a file that begins well
-            text = f"n_layer: 2\nsources: [a, b]\n{text}"
-        try:
-            settings = read_config(text)
-        except ConfigError as error:
-            assert 1 <= len(error.args) <= MAX_FAULTS
-        else:
-            assert settings.keys() <= settings_of(Config).keys()
-
-
 def test_a_config_is_looked_for_here_and_then_beside_the_code(tmp_path, monkeypatch):
     shipped = parse_train([SMOKE]).new_settings()
     monkeypatch.chdir(tmp_path)
     assert parse_train(["configs/smoke.yaml"]).new_settings() == shipped
     assert error_message("configs/smoke").endswith(f"did you mean {SMOKE}?")
-    (tmp_path / "configs").mkdir()
-    (tmp_path / "configs/smoke.yaml").write_text("seed: 9\n")
+    write("configs/smoke.yaml", "seed: 9\n")
     assert parse_train(["configs/smoke.yaml"]).new_settings().seed == 9
 
 
 def test_a_run_beside_the_code_is_named_to_whoever_works_elsewhere(tmp_path, monkeypatch):
     monkeypatch.setattr("common.files.ROOT", tmp_path / "code")
     run = tmp_path / "code/out/book"
-    run.mkdir(parents=True)
-    (run / "last.safetensors").touch()
+    write(f"{run}/last.safetensors", "")
     monkeypatch.chdir(tmp_path)
-    message = f"out/book: is no config and no run folder; did you mean {run}?"
-    assert error_message("out/book") == message
+    assert error_message("out/book").endswith(f"did you mean {run}?")
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
@@ -327,20 +268,14 @@ def folder_with_run(tmp_path, monkeypatch):
     """The working directory, with a run in out/book and a config."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
-    for name in ("book", "lr0.01", "lr0.02"):
-        write(f"out/{name}/last.safetensors", "")
+    write("out/book/last.safetensors", "")
     write("my.yaml", "seed: 5\nout_dir: out/book\n")
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["out/book"], ["out/book/", "--seed=1"], ["~/out/book"], ["out/book", "--resume"],
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("words", [["out/book/", "--seed=1"], ["~/out/book", "--resume"]])
 def test_a_run_folder_is_resumed_and_its_name_stays_as_it_was_typed(words, folder_with_run):
     command = parse_train(words)
-    named = next(word for word in words if not word.startswith("-"))
+    named = words[0]
     assert command.resumes and command.resumed_folder == command.out_dir == named
     assert (command.config_file, command.settings_in_file) == ("", {})
     resumed = command.resumed_settings(Config(seed=9, compile=True, out_dir="elsewhere"))
@@ -357,23 +292,19 @@ def test_a_config_starts_a_run_and_with_resume_goes_on_with_the_one_in_its_folde
     assert parse_train(["bare.yaml", "--out_dir=auto"]).out_dir == "out/bare"
 
 
-REFUSED_STARTS = [  # arguments, words of the message
+REFUSED_STARTS = [  # arguments, and words of the message
     (["out/book", "--minutes=1"], "--minutes does not apply to a run folder", "--max_iters"),
     (["out/book", "--out_dir=x"], "--out_dir does not apply", "a run keeps its place"),
     (["my.yaml", "--resume", "--overwrite"], "--resume and --overwrite contradict each other"),
     (["out/book/last.safetensors"], "name its folder to resume the run: out/book"),
     (["out/bok"], "out/bok: is no config and no run folder; did you mean out/book?"),
-    (["bok"], "bok: is no config and no run folder; did you mean out/book?"),
-    (["."], "is no config and no run folder; allowed: my.yaml", ", out/book"),
-    (["out/lr0.1"], "did you mean out/lr0.01?"),
     (["my.yaml", "out/book"], "takes one config file or run folder", "['my.yaml', 'out/book']"),
 ]
 
 
-@pytest.mark.parametrize(("argv", "words"), [(argv, words) for argv, *words in REFUSED_STARTS])
-def test_what_neither_starts_nor_resumes_a_run_is_refused_with_what_to_do(
-    argv, words, folder_with_run
-):
+@pytest.mark.parametrize("row", REFUSED_STARTS, ids=lambda row: " ".join(row[0]))
+def test_what_neither_starts_nor_resumes_a_run_is_refused_with_what_to_do(row, folder_with_run):
+    argv, *words = row
     message = error_message(*argv)
     assert all(part in message for part in words), message
 
