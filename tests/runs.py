@@ -29,7 +29,7 @@ from common.errors import UserError
 from common.files import write_atomic
 from configs.schema import TrainConfig
 from storage.checkpoint import BEST, FORMAT, LAST, SECTIONS, digest, load_checkpoint
-from tests.commands import exit_code, train_main
+from tests.commands import exit_code, sample_main, train_main
 from tests.conftest import ROOT
 from training import device, evaluate
 from training import step as step_module
@@ -77,6 +77,22 @@ def train(*arguments: object) -> tuple[int, str]:
             with redirect_stderr(stdout):
                 code = exit_code(raised(error), [])
     return code, stdout.getvalue()
+
+
+class Pipe(io.TextIOWrapper):
+    """Standard input with some bytes."""
+
+    def __init__(self, content: bytes):
+        super().__init__(io.BufferedReader(io.BytesIO(content)))
+
+
+def run_sample(ckpt, *words, stdin: bytes = b"", code: int = 0) -> tuple[str, str]:
+    """Run sample.py in this process; return its standard output and standard error."""
+    stdout, stderr = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(stdout), redirect_stderr(stderr):
+        patch.setattr(sys, "stdin", Pipe(stdin))
+        assert sample_main([f"--ckpt={ckpt}", *words]) == code
+    return stdout.getvalue(), stderr.getvalue()
 
 
 def start(*arguments: object) -> subprocess.Popen:

@@ -15,8 +15,7 @@ from model.gpt import GPT
 from storage.checkpoint import LAST, load_checkpoint
 from tests.commands import train_main
 from tests.conftest import printed
-from tests.runs import in_float64, run_ranks, scalars
-from tests.test_sample import run_sample
+from tests.runs import in_float64, run_ranks, run_sample, scalars
 from tests.texts import segments_of
 from tests.variants import save_model
 

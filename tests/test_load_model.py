@@ -11,7 +11,7 @@ import torch
 from configs.schema import ModelConfig
 from model.gpt import GPT
 from storage import load_model
-from tests.test_sample import run_sample
+from tests.runs import run_sample
 from tests.variants import noisy, save_model
 
 PROMPT = "To be, or not to be"

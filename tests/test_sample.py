@@ -1,14 +1,8 @@
 """sample.py from the command line: errors, samples, stop strings, conversations and scores."""
 
-import io
-import os
 import re
-import select
-import signal
-import subprocess
 import sys
 import unicodedata
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
 
 import numpy as np
 import pytest
@@ -18,23 +12,20 @@ from hypothesis import strategies as st
 import sample
 from common.errors import UserError
 from common.words import escape_controls, quoted
-from configs.schema import Config, DataConfig, ModelConfig
+from configs.schema import Config, ModelConfig
 from data.batches import Split, evaluation_windows
 from model.gpt import GPT
 from storage import load_model
 from tests.commands import exit_code, sample_main
-from tests.conftest import ROOT
-from tests.runs import start
+from tests.runs import Pipe, run_sample
 from tests.variants import save_model
 from training import device
 from training.evaluate import exact_loss
 
 ROWS = [  # arguments, exit code, words of the line on standard error
     (["--prompt=caf\xe9"], 2, "'\xe9' (U+00E9) at position 3; ", "; --unknown=skip leaves"),
-    (["--prompt=caf\xe9", "--unknown=skip"], 0, "skipped 1 character not"),
     (["--prompt=-"], 3, "standard input: not UTF-8 at byte 1"),
     (["--score=-"], 3, "standard input: not UTF-8 at byte 1"),
-    ([f"--prompt={'a' * 200}"], 0, "prompt: the model sees the last 64 of 200 characters"),
     (["--temperature=1e-40", "--top-k=1000000"], 0),
     (["--top-k=1", "--top-p=1e-9", "--min-p=0.999"], 0),
     (["--temperature=-1"], 2, "temperature must be auto or a number"),
@@ -48,22 +39,6 @@ ROWS = [  # arguments, exit code, words of the line on standard error
     (["--prompt=-", "--interactive"], 2, "--prompt - and --interactive both read standard input"),
 ]  # fmt: skip
 HEADING = re.compile(r"-+ sample \d -+\n")
-
-
-class Input(io.TextIOWrapper):
-    """Standard input: a pipe."""
-
-    def __init__(self, content: bytes):
-        super().__init__(io.BufferedReader(io.BytesIO(content)))
-
-
-def run_sample(ckpt, *words, stdin: bytes = b"", code: int = 0) -> tuple[str, str]:
-    """Run sample.py in this process; return its standard output and standard error."""
-    stdout, stderr = io.StringIO(), io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(stdout), redirect_stderr(stderr):
-        patch.setattr(sys, "stdin", Input(stdin))
-        assert sample_main([f"--ckpt={ckpt}", *words]) == code
-    return stdout.getvalue(), stderr.getvalue()
 
 
 @pytest.fixture
@@ -80,7 +55,7 @@ def test_a_wrong_prompt_option_or_checkpoint_is_one_line_with_its_exit_code(
     smoke, capsys, monkeypatch, row
 ):
     arguments, code, *fragments = row
-    monkeypatch.setattr(sys, "stdin", Input(b"a\xff\n"))
+    monkeypatch.setattr(sys, "stdin", Pipe(b"a\xff\n"))
     if "--ckpt" not in arguments[0]:
         arguments = [f"--ckpt={smoke}", *arguments]
     assert exit_code(sample_main, [*arguments, "--max-new-tokens=5"]) == code
@@ -121,18 +96,6 @@ def test_a_prompt_from_a_file_or_a_pipe_loses_one_final_newline(sample_output, t
         assert text == sample_output("--prompt=Now\\ngo\\n", "--max-new-tokens=50")
 
 
-def test_a_question_that_ends_in_a_newline_keeps_that_of_a_file_or_of_enter(tmp_path):
-    data = DataConfig(separator="\\n\\n", answer_after="\\n")
-    model = GPT(ModelConfig(n_layer=1, n_head=1, n_embd=8, block_size=8), 4)
-    saved = save_model(tmp_path / "a.safetensors", model, "\n?ab", Config(data, model.config))
-    (tmp_path / "question.txt").write_text("ab?\n")
-    asked, _ = run_sample(saved, "--prompt=ab?\\n")
-    assert asked.startswith("ab?\n")
-    assert run_sample(saved, f"--prompt=FILE:{tmp_path / 'question.txt'}")[0] == asked
-    reply, _ = run_sample(saved, "--interactive", stdin=b"ab?\n")
-    assert reply.strip() == asked.removeprefix("ab?\n").strip()
-
-
 def test_a_path_may_begin_with_the_home_folder(smoke, tmp_path, monkeypatch):
     for name in ("HOME", "USERPROFILE"):  # POSIX, Windows
         monkeypatch.setenv(name, str(tmp_path))
@@ -161,19 +124,16 @@ def test_an_empty_prompt_gives_the_same_text_as_a_newline(sample_output):
     assert "\n" + text == sample_output("--prompt=\n", "--max-new-tokens=50")
 
 
-def test_of_a_prompt_longer_than_the_context_the_end_counts(sample_output):
-    prompt, options = "So it is, so be it. " * 10, ["--max-new-tokens=20", "--temperature=0"]
-    text = sample_output(f"--prompt={prompt}", *options)
-    assert text[160:] == sample_output(f"--prompt={prompt[160:]}", *options)
-
-
-@pytest.mark.parametrize("mode", [[], ["--interactive"]])
-def test_a_long_prompt_gets_a_note_and_one_with_characters_left_out_is_printed_as_read(mode, smoke):
-    prompt = "--prompt=" + "caf\xe9 " * 20
-    out, err = run_sample(smoke, *mode, prompt, "--unknown=skip", "--max-new-tokens=1")
-    assert out.startswith("caf " * 20)
-    assert "skipped 20 characters" in err
-    assert "prompt: the model sees the last 64 of 80 characters\n" in err
+def test_of_a_prompt_longer_than_the_context_the_end_counts_and_a_note_says_so(smoke):
+    prompt, options = "So it is, so be it.\xe9 " * 10, ["--max-new-tokens=20", "--temperature=0"]
+    text, notes = run_sample(smoke, f"--prompt={prompt}", *options, "--unknown=skip")
+    read = prompt.replace("\xe9", "")
+    assert text.startswith(read)
+    assert text[160:] == run_sample(smoke, f"--prompt={read[160:]}", *options)[0]
+    assert notes == (
+        "skipped 10 characters not in the vocabulary\n"
+        "prompt: the model sees the last 64 of 200 characters\n"
+    )
 
 
 def test_the_cache_the_layout_and_the_kernel_do_not_change_the_text(sample_output, monkeypatch):
@@ -285,27 +245,6 @@ def test_a_stop_string_is_printed_and_the_next_typed_line_continues_it(sample_ou
     assert sample_output("--interactive", "--stop=t", *options, stdin=typed) == f"{shown}\n"
 
 
-def test_a_stop_string_may_begin_in_the_reply_before_an_empty_line(sample_output):
-    options = ["--interactive", "--max-new-tokens=20"]
-    reply = sample_output("--prompt=\nROMEO:", "--max-new-tokens=40")[len("\nROMEO:") :]
-    stop = reply[12:22]
-    shown = sample_output(*options, f"--stop={stop}", stdin=b"ROMEO:\n\n")
-    # each turn ends its line
-    turns = [f"{turn}\n" if turn[-1] != "\n" else turn for turn in (reply[:20], reply[20:22])]
-    assert shown == "".join(turns)
-
-
-def test_without_newlines_in_the_vocabulary_a_typed_line_continues_the_text(tmp_path):
-    model = GPT(ModelConfig(n_layer=1, n_head=1, n_embd=8, block_size=16, bias=False), 4)
-    saved = save_model(tmp_path / "dna.safetensors", model, "ACGT", Config(model=model.config))
-    options = ["--max-new-tokens=2", "--seed=3", "--device=cpu", "--dtype=float32"]
-    first, second = run_sample(saved, "--interactive", *options, stdin=b"CGT\nGGA\n")[0].split()
-    # the first character is that of an empty prompt
-    text = run_sample(saved, f"--prompt=ACGT{first}GGA", *options)[0]
-    assert text == f"ACGT{first}GGA{second}\n"
-    assert not first.endswith("A")
-
-
 def test_a_refused_line_is_numbered_leaves_an_empty_one_and_ends_no_conversation(smoke):
     options = [smoke, "--interactive", "--max-new-tokens=30"]
     lines = ["Stay", "caf\xe9", "Stay"]
@@ -319,81 +258,6 @@ def test_a_refused_line_is_numbered_leaves_an_empty_one_and_ends_no_conversation
     first = run_sample(*options, stdin=b"Stay\n")[0]
     assert out.startswith(f"{first}\n") and out.endswith("\n\n")
     assert out.replace("\n\n", "\n") == run_sample(*options, stdin=b"Stay\nStay\n")[0]
-
-
-def shown(terminal: int, end: str) -> str:
-    """Return what a terminal shows next, up to `end`."""
-    content = b""
-    while not content.endswith(end.encode()):
-        assert select.select([terminal], [], [], 60)[0], content  # seconds
-        content += os.read(terminal, 1)
-    return content.decode(errors="backslashreplace").replace("\r\n", "\n")
-
-
-@contextmanager
-def conversation(*words, **streams):
-    """Start a conversation on a terminal, which is also what is not among `streams`; yield both."""
-    terminal, other_end = pytest.importorskip("pty").openpty()  # POSIX
-    streams = dict.fromkeys(("stdin", "stdout", "stderr"), other_end) | streams
-    process = subprocess.Popen(
-        [sys.executable, "sample.py", "--interactive", *words], cwd=ROOT, **streams
-    )
-    try:
-        yield terminal, process
-    finally:
-        process.kill()
-        process.wait()
-
-
-HINT = "the model continues what you type; an empty line lets it go on; Ctrl-D ends\n"
-
-
-def test_on_a_terminal_lines_are_edited_behind_a_stop_string_too_and_a_refused_one_ends_nothing(
-    smoke,
-):
-    options = ["--max-new-tokens=200"]
-    reply = run_sample(smoke, "--interactive", *options, stdin=b"ROMEO:")[0]
-    end = reply.index("\n", 1) + 3  # of a stop string with the first two characters of a line
-    stop = reply[end - 3 : end]
-    with conversation(f"--ckpt={smoke}", *options, f"--stop={stop}") as (terminal, process):
-        assert shown(terminal, "> ") == f"{HINT}> "
-        os.write(terminal, b"caf\xffe\n")
-        assert "error: line 1: invalid byte at position 3; use UTF-8\n" in shown(terminal, "\n> ")
-        os.write(terminal, b"OMEO:" + b"\x1b[D" * 5 + b"R\n")  # five times the arrow to the left
-        assert shown(terminal, stop).endswith(reply[:end])
-        os.write(terminal, b"\x1b[A")  # the arrow up: the line before, behind the stop string
-        assert shown(terminal, "ROMEO:") == "ROMEO:"
-        os.write(terminal, b"\x15\x04")  # Ctrl-U deletes it, Ctrl-D ends
-        assert process.wait() == 2
-
-
-def test_on_a_terminal_enter_is_the_newline_with_which_a_reply_begins(smoke):
-    options = ["--max-new-tokens=2", "--temperature=0"]
-    assert run_sample(smoke, "--interactive", *options, stdin=b"ROMEO:")[0] == "\n\n"
-    with conversation(f"--ckpt={smoke}", *options) as (terminal, _):
-        shown(terminal, "> ")
-        os.write(terminal, b"ROMEO:\n")
-        assert shown(terminal, "> ") == "ROMEO:\n\n> "
-
-
-def test_with_tee_hint_and_prompt_are_on_the_terminal_and_the_replies_in_the_log(smoke):
-    options = [f"--ckpt={smoke}", "--max-new-tokens=30"]
-    replies = run_sample(smoke, *options[1:], "--interactive", stdin=b"ROMEO:\n\n")[0]
-    with conversation(*options, stdout=subprocess.PIPE) as (terminal, process):
-        assert shown(terminal, "> ") == f"{HINT}> "
-        os.write(terminal, b"ROMEO:\n")
-        assert shown(terminal, "> ") == "ROMEO:\n> "
-        os.write(terminal, b"\n")
-        assert shown(terminal, "> ") == "\n> "
-        os.write(terminal, b"\x04")
-        assert process.stdout.read().decode() == f"{replies}\n"
-
-
-def test_ctrl_c_ends_sampling_without_a_traceback(smoke):
-    process = start("sample.py", f"--ckpt={smoke}", "--max-new-tokens=1000000000")
-    process.stdout.read(10)
-    process.send_signal(signal.SIGINT)
-    assert "Traceback" not in process.communicate()[0] and process.returncode == 130
 
 
 # ------------------------------------------------------------------------------------------- scores

@@ -4,7 +4,8 @@ import torch
 
 from common.files import write_atomic
 from configs.command import parse_train
-from configs.schema import Config
+from configs.schema import Config, ModelConfig
+from model.gpt import GPT
 from model.parameters import named_tensors
 from storage.checkpoint import Checkpoint, to_bytes
 
@@ -18,6 +19,7 @@ CHOICES = {
     "qk_norm": (False, True),
     "logit_softcap": (0.0, 15.0),
 }
+SIZES = {"n_layer": 2, "n_head": 2, "n_embd": 12, "block_size": 8}
 # all other recipes have the choices of one of these
 RECIPES = ("nanogpt_cpu", "shakespeare", "mytext_small")
 
@@ -35,6 +37,12 @@ def noisy(model, scale=0.3, seed=1):
         for parameter in model.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=scale)
     return model
+
+
+def random_model(seed=0, vocab_size=11, **choices):
+    """A small model in which no parameter is neutral: biases are not 0, norm weights not 1."""
+    config = ModelConfig(**SIZES | {"logit_scale": 0.8} | choices)
+    return noisy(GPT(config, vocab_size), seed=seed).eval()
 
 
 def checkpoint_of(model, vocabulary, config=None, **more):

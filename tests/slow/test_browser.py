@@ -16,9 +16,8 @@ from model.inspect import ablated, attention_maps, logit_lens
 from storage.checkpoint import TextInfo
 from tests.commands import sample_main
 from tests.conftest import CHROMIUM
-from tests.test_page import random_model
-from tests.test_sample import run_sample
-from tests.variants import RECIPES, choices_of, save_model
+from tests.runs import run_sample
+from tests.variants import RECIPES, choices_of, random_model, save_model
 
 expect.set_options(timeout=60_000)
 PAGE, CKPT = "page.html", "model.safetensors"  # in the folder of a test
