@@ -1,21 +1,19 @@
 """Lists in training and sampling: steps and evaluations of questions, and what sample.py does."""
 
 import re
-import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from common.errors import ConfigError, DataError
-from configs.schema import Config, DataConfig, ModelConfig
+from configs.schema import Config, ModelConfig
 from data.corpus import load_corpus
 from data.tokenizer import UNK
 from model.gpt import GPT
 from storage.checkpoint import LAST, load_checkpoint
 from tests.commands import train_main
 from tests.conftest import printed
-from tests.runs import in_float64, run_ranks, run_sample, scalars
+from tests.runs import run_sample, scalars
 from tests.texts import segments_of
 from tests.variants import save_model
 
@@ -49,30 +47,6 @@ def sums(tmp_path_factory):
     return trained(tmp_path_factory.mktemp("sums"), SUMS, *options)
 
 
-# ------------------------------------------------------------------------------------------ answers
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="processes are forked")
-def test_two_ranks_or_micro_batches_of_which_one_may_have_no_target_equal_one_batch(tmp_path):
-    text = tmp_path / "list.txt"
-    text.write_text("\n".join(f"{'question' * 3}{a}={a % 7}" for a in range(40)))
-    options = [*SMALL, f"--sources={text}", "--answer_after=="]
-    options += ["--batch_size=2", "--max_iters=6", "--eval_interval=6"]
-    halves = ["--batch_size=1", "--gradient_accumulation_steps=2"]
-    logged = []
-    for i, (ranks, more) in enumerate([(1, []), (1, halves), (2, [])]):
-        arguments = [*options, *more, f"--out_dir={tmp_path / str(i)}"]
-        ended = run_ranks(tmp_path / "output", *[arguments] * ranks, each=in_float64)
-        assert [code for code, *_ in ended] == [0] * ranks
-        logged.append(scalars(tmp_path / str(i)))
-    whole, *divided = logged
-    assert len(whole["train/loss"]) < 6  # a step without a target has no loss
-    for found in divided:
-        assert found["val/exact_match"] == whole["val/exact_match"]
-        for tag in ("train/loss", "val/loss"):
-            assert np.array(found[tag]) == pytest.approx(np.array(whole[tag]), rel=1e-6)
-
-
 def test_an_evaluation_reports_the_accuracy_and_shows_wrong_answers(sums):
     _, run = sums
     logged, rows = scalars(run), (run / "metrics.csv").read_text().splitlines()
@@ -84,9 +58,6 @@ def test_an_evaluation_reports_the_accuracy_and_shows_wrong_answers(sums):
     assert len(answers) == 3
     for a, b, answer, right in answers:
         assert answer != right == str(int(a) + int(b))
-
-
-# ---------------------------------------------------------------------------------------- sample.py
 
 
 def test_items_are_printed_one_after_the_other_each_as_it_is_drawn_alone(names):
@@ -103,24 +74,20 @@ def test_novel_items_are_whole_new_and_distinct_and_the_first_of_the_seed(names)
     whole = [item for item in drawn if len(item) < 3 and item not in NAMES]
     new = list(dict.fromkeys(whole))
     assert len(new) < len(whole) < len(drawn)
-    printed, counts = run_sample(*short, f"--novel={text}", "--num_samples=5")
-    assert printed.splitlines() == new[:5]
+    shown, counts = run_sample(*short, f"--novel={text}", "--num_samples=5")
+    assert shown.splitlines() == new[:5]
     before = drawn[: drawn.index(new[4])]  # the last one
     known, cut = (sum(map(test, before)) for test in (NAMES.__contains__, lambda x: len(x) == 3))
     twice = len(before) - known - cut - 4
     assert counts == (
         f"5 items; left out: {known} that are in {text}, {twice} drawn twice, {cut} cut\n"
     )
-    drawn = run_sample(run, "--num_samples=300", "--temperature=2")[0].splitlines()
-    stopped, _ = run_sample(
-        run, f"--novel={text}", "--num_samples=3", "--temperature=2", "--stop=e", "--stop=a"
-    )
+    hot = [run, "--temperature=2", "--max_new_tokens=99"]
+    drawn = run_sample(*hot, "--num_samples=300")[0].splitlines()
+    stopped, _ = run_sample(*hot, f"--novel={text}", "--num_samples=3", "--stop=e", "--stop=a")
     assert stopped and set(stopped.splitlines()) <= set(drawn)  # none is cut by --stop
     _, note = run_sample(run, f"--novel={text}", "--num_samples=2", "--temperature=0")
-    assert note == (
-        f"0 items; left out: 200 that are in {text}, 0 drawn twice, 0 cut; raise --temperature for "
-        "more\n"
-    )
+    assert note.startswith("0 items; ") and note.endswith("; raise --temperature for more\n")
 
 
 def test_an_item_that_the_length_has_cut_ends_in_a_line_and_one_that_stop_has_ended_does_not(names):
@@ -130,22 +97,9 @@ def test_an_item_that_the_length_has_cut_ends_in_a_line_and_one_that_stop_has_en
     alone = [run_sample(*options, f"--sample={i}")[1] for i in range(1, 31)]
     assert notes == "".join(alone) and 0 < alone.count(line) < 30
     assert set(alone) == {"", line}
-    assert run_sample(*options, "--interactive", stdin=b"a\n" * 30)[1].count(line) > 0
+    assert line in run_sample(*options, "--interactive", stdin=b"a\n" * 30)[1]
     every = [f"--stop={c}" for c in sorted({*"".join(NAMES)})]
     assert run_sample(*options, "--num_samples=30", *every) == ("\n" * 30, "")
-
-
-def test_an_item_with_rare_characters_is_known_as_the_model_has_read_it(tmp_path):
-    model = GPT(ModelConfig(n_layer=1, n_head=1, n_embd=8, block_size=8), 3)
-    config = Config(DataConfig(separator="\\n", min_count=2), model.config)
-    saved = save_model(tmp_path / "a.safetensors", model, f"\na{UNK}", config)
-    (tmp_path / "names.txt").write_text("a\xe9\n\xf1\n")
-    short = [saved, "--max_new_tokens=3"]
-    drawn, _ = run_sample(*short, "--num_samples=50")
-    known = {UNK, f"a{UNK}"}
-    assert known < set(drawn.splitlines())
-    new, _ = run_sample(*short, f"--novel={tmp_path / 'names.txt'}", "--num_samples=3")
-    assert len(new.splitlines()) == 3 and not known & set(new.splitlines())
 
 
 def test_a_typed_line_begins_an_item_and_the_reply_ends_it(names):
@@ -157,7 +111,7 @@ def test_a_typed_line_begins_an_item_and_the_reply_ends_it(names):
     assert replies == "".join(expected)
 
 
-def test_answers_stay_beside_their_questions(sums):
+def test_answers_to_a_pipe_of_questions_stay_beside_them_also_behind_a_wrong_one(sums):
     answers, errors = run_sample(sums[1], "--interactive", stdin=b"3+4=\nsix\n1+1=\n", code=2)
     alone = [run_sample(sums[1], f"--prompt={prompt}")[0][4:] for prompt in ("3+4=", "1+1=")]
     assert answers == f"{alone[0]}\n{alone[1]}" and errors.count("error: ") == 1
@@ -180,28 +134,23 @@ def test_score_is_the_loss_of_the_evaluation_per_character_and_per_item(sums, tm
         run_sample(run, f"--score={held}")
 
 
-def test_score_and_novel_read_a_file_or_standard_input_with_any_byte_order_mark(names):
-    text, run = names
-    content = text.read_text().replace("\n", "\r\n").encode("utf-16")
-    for option in ("--score", "--novel"):
-        from_file, _ = run_sample(run, f"{option}={text}")
-        assert run_sample(run, f"{option}=-", stdin=content)[0] == from_file
-
-
 @pytest.mark.parametrize("option", ["--score", "--novel"])
-def test_score_and_novel_take_a_folder_or_a_pattern_as_sources_does(option, names, tmp_path):
+def test_score_and_novel_take_standard_input_and_all_that_sources_takes(option, names, tmp_path):
     text, run = names
     for number, items in enumerate((NAMES[:5], NAMES[5:])):
         (tmp_path / f"{number}.txt").write_text(" \n".join(items), encoding="utf-8")
     (tmp_path / "c.md").write_text("zoe\n")
+    content = text.read_text().replace("\n", "\r\n").encode("utf-16")  # with its mark
     whole = run_sample(run, f"{option}={text}")[0]
-    for source in (tmp_path, f"{tmp_path}/*.txt"):
-        assert run_sample(run, f"{option}={source}")[0] == whole
+    for source in (tmp_path, f"{tmp_path}/*.txt", "-"):
+        assert run_sample(run, f"{option}={source}", stdin=content)[0] == whole
     with pytest.raises(DataError, match="no such file or folder; did you mean"):
         run_sample(run, f"{option}={tmp_path / '2.txt'}")
 
 
-def test_where_a_prompt_has_unknown_characters_a_line_says_so_if_they_are_mapped(tmp_path):
+def test_unknown_characters_of_a_prompt_are_mapped_if_the_vocabulary_has_a_character_for_them(
+    tmp_path,
+):
     model = GPT(ModelConfig(n_layer=1, n_head=1, n_embd=8, block_size=8), 3)
     saved = save_model(tmp_path / "a.safetensors", model, f"\na{UNK}", Config(model=model.config))
     text, line = run_sample(saved, "--prompt=a\xe9\xf1\xe9", "--max_new_tokens=0")
@@ -219,7 +168,7 @@ def test_answers_are_greedy_unless_a_temperature_is_given(sums):
 
 
 @pytest.mark.parametrize("option", ["--seed=1", "--html=no.html"])
-def test_what_is_no_question_is_refused_with_an_example(option, sums):
+def test_a_prompt_that_is_no_question_or_contains_the_separator_is_refused(option, sums):
     question = load_checkpoint(sums[1] / LAST).text.question
     for prompt, words in {
         "3+4": f"answers questions that end in '='; ask one, such as '{question}'",
