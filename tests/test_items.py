@@ -35,44 +35,25 @@ def test_the_end_of_a_file_ends_an_item():
     assert all_segments(corpus) == ["\nfour\n", "\none\n", "\nthree\n", "\ntwo\n"]
 
 
-def test_newlines_around_an_item_are_removed():
-    items = [f"X:{number}\nK:G\nGABc|" for number in range(9)]
-    text = "\n<|endoftext|>\n".join(items)
-    corpus = load(write("list.txt", text), separator="<|endoftext|>")
-    assert all_segments(corpus) == sorted(f">{item}<|endoftext|>" for item in items)
-
-
 @pytest.mark.parametrize(
     ("text", "settings", "items"),
     [
+        ("\nX:1\nGAB|\n;\n\nX:2\n;", {"separator": ";"}, ["X:1\nGAB|", "X:2"]),
         ("ode\n one \n \nelegy\n\t\nlay", {"separator": "\n\n"}, ["ode\n one", "elegy", "lay"]),
         ("1=2\n1=2 \n3= \n4=5", {"answer_after": "="}, ["1=2", "1=2", "3=", "4=5"]),
+        ("anna;\nbob \n;\u3000;cyd;", {"separator": ";"}, ["anna", "bob", "cyd"]),
         # a blank that separates something stays
         ("anna , bo\n, cyd ", {"separator": ", "}, ["anna ", "bo", "cyd "]),
     ],
 )
-def test_blanks_at_the_ends_of_lines_are_no_part_of_an_item(text, settings, items):
+def test_newlines_around_items_blanks_at_ends_of_lines_and_blank_items_count_as_nothing(
+    text, settings, items
+):
     corpus = load(write("list.txt", text), **({"separator": "\n"} | settings))
     end = corpus.item_format.separator
     assert all_segments(corpus) == sorted(end[-1] + item + end for item in items)
     assert set(corpus.tokenizer.vocabulary) == set("".join(items) + end)
-
-
-def test_what_is_no_part_of_an_item_is_in_no_vocabulary():
-    # blanks at the ends of lines, newlines around items, an item without a visible character
-    corpus = load(write("list.txt", "anna;\nbob \n;\u3000;cyd;"), separator=";")
-    assert corpus.tokenizer.vocabulary == ";abcdnoy" and corpus.characters == 13
-    assert "13 characters, 8 distinct" in corpus.summary[0]
-
-
-@pytest.mark.parametrize(("count", "note"), [(1, "1 item"), (9, "9 items"), (10, None)])
-def test_few_items_to_validate_on_are_noted(count, note):
-    write("val.txt", "\n".join(str(number) for number in range(count)))
-    summary = load(write("list.txt", "a\nb\n"), separator="\\n", val_sources=["val.txt"],
-                   vocabulary=None).summary  # fmt: skip
-    line = f"note: {note} to validate on: the validation loss says little"
-    assert any("validation loss says" in each for each in summary) == bool(note)
-    assert not note or line in summary
+    assert corpus.characters == len(end.join([*items, ""]))
 
 
 @pytest.mark.parametrize("fraction", [0.01, 0.3, 0.99])
@@ -84,11 +65,12 @@ def test_an_item_alone_decides_whether_it_validates(fraction):
     assert set(train) <= set(more_train) and set(val) <= set(more_val)
 
 
-def test_items_of_val_sources_all_validate_and_known_ones_are_counted():
+def test_items_of_val_sources_all_validate_and_notes_say_if_they_are_few_or_known():
     write("names.txt", "\n".join(NAMES)), write("held.txt", "bo\nzoe\n")
     corpus = load("names.txt", separator="\\n", val_sources=["held.txt"])
     assert segments_of(corpus.val, of=corpus) == ["\nbo\n", "\nzoe\n"]
     assert len(corpus.train.segments) == len(NAMES)
+    assert "note: 2 items to validate on: the validation loss says little" in corpus.summary
     assert "note: 1 of 2 distinct validation items are in the training" in corpus.summary[-1]
 
 

@@ -77,37 +77,27 @@ def test_a_missing_source_is_an_error_and_the_nearest_name_is_suggested():
     assert "nothing matches; name an existing file" in error_message(DataError, "books/*.md")
 
 
-def test_a_folder_says_what_of_it_is_not_read():
+def test_a_folder_says_what_of_it_is_not_read_and_which_pattern_reads_it():
     write("notes/one.txt"), write("notes/.git/a.txt"), write("notes/.b.md"), write("notes/c.md")
     assert find("notes").notes == []  # no more than the texts
-    for name in ("d.MD", "e.MD", "f.MD", "Makefile", "README"):
+    for name in ("d.MD", "e.MD", "f.MD", "Makefile", "README", "img/a.png"):
         write(f"notes/{name}")
-    note = 'not read: 3 .MD, 2 other, 1 .md; add --sources="notes/**/*.MD"'
+    note = 'not read: 3 .MD, 2 other, 1 .md, 1 folder; add --sources="notes/**/*.MD"'
     assert find("notes").notes == [note]
-    assert find_text(("notes",), "utf-8").notes == [note.partition(";")[0]]
-    for name in ("two", "three", "four", "five", "six", "more/seven"):
-        write(f"notes/{name}.txt")
-    note = 'not read: 3 .MD, 2 other, 1 .md, 1 folder; add --sources="notes/**/*.txt"'
     assert f"note: {note}" in load("notes").summary
-    val = load(write("book.txt"), val_sources=["notes"]).summary
+    val = load(write("book.txt", OTHER), val_sources=["notes"]).summary
     assert f"note: {note.replace('sources', 'val_sources')}" in val
-
-
-def test_a_folder_does_not_say_what_another_source_reads():
-    write("notes/one.txt"), write("notes/img/a.png"), write("notes/more/d.md")
-    for name in ("a.md", "b.md", "c.md", "README"):
-        write(f"notes/{name}")
-    assert find("notes").notes == [
-        'not read: 3 .md, 1 other, 2 folders; add --sources="notes/**/*.md"'
-    ]
-    found = find("notes", "notes/**/*.md")
-    assert len(found.files) == 5 and not found.notes
+    # what another source reads is not listed, and no folder, since the user knows what is there
+    rest = 'not read: 2 other, 1 .md; add --sources="notes/**/*.md"'
+    assert find("notes", "notes/**/*.MD").notes == [rest]
     # a name without a suffix has no pattern of its own: `**/*` would read the picture too
     write("plain/README"), write("plain/Makefile"), write("plain/one.txt")
     assert find("plain").notes == ["not read: 2 other"]
+    write("texts/one.txt"), write("texts/more/two.txt")
+    assert find("texts").notes == ['not read: 1 folder; add --sources="texts/**/*.txt"']
 
 
-def test_a_circle_of_links_below_a_pattern_is_not_followed_and_hidden_files_stay_out():
+def test_links_below_a_pattern_are_not_followed_and_hidden_files_stay_out():
     write("a/1.txt", "1"), write("b/2.txt", "2"), write("b/.git/3.txt"), write("b/.4.txt")
     os.symlink("../b", "a/b"), os.symlink("../a", "b/a"), os.symlink(".", "a/a")
     for source in ("a/**", "a/**/*", "a/**/*.txt", "a/**.txt"):
@@ -118,9 +108,7 @@ def test_a_circle_of_links_below_a_pattern_is_not_followed_and_hidden_files_stay
 def test_several_sources_with_a_comma_between_them_need_the_option_twice():
     write("a.txt"), write("b.txt")
     message = error_message(DataError, "a.txt,b.txt")
-    assert message == (
-        "a.txt,b.txt: no such file or folder; to read several, give the option several times"
-    )
+    assert message.endswith("to read several, give the option several times")
 
 
 def test_a_name_that_is_not_utf_8_is_called_that():
@@ -192,13 +180,9 @@ def test_a_file_that_is_not_utf_8_is_refused_with_byte_line_and_advice():
     assert message.startswith(
         "book.txt: not UTF-8 at byte 8 (line 3); name the encoding: --encoding=cp1252 (Western), "
     )
-    assert message.endswith("; if it is damaged: iconv -c -f UTF-8 OLD > NEW")
-    with pytest.raises(DataError, match="; convert to UTF-8: iconv -f cp1252 -t UTF-8 OLD > NEW"):
-        find_text(("book.txt",), "utf-8")  # of a command without --encoding
+    # behind a mark that says UTF-8, no other encoding is offered
     message = error_message(DataError, write("book.txt", b"\xef\xbb\xbfone\ntwo\nthree \xff"))
-    assert message == (
-        "book.txt: not UTF-8 at byte 17 (line 3); if it is damaged: iconv -c -f UTF-8 OLD > NEW"
-    )
+    assert message.startswith("book.txt: not UTF-8 at byte 17 (line 3); if it is damaged: ")
 
 
 def test_files_in_another_encoding_are_counted_in_one_message():
@@ -212,21 +196,20 @@ def test_files_in_another_encoding_are_counted_in_one_message():
 
 def test_where_some_files_are_utf_8_and_some_are_not_the_latter_are_to_be_converted():
     for number in range(40):
-        write(
-            f"many/{number:02}.txt",
-            "ein schöner Sommer\n".encode("cp1252" if number < 3 else "utf-8"),
-        )
+        summer = "ein schöner Sommer\n".encode("cp1252" if number < 3 else "utf-8")
+        write(f"many/{number:02}.txt", summer)
     message = error_message(DataError, "many")
     assert message.startswith("3 of 40 files cannot be read: many/00.txt: not UTF-8 at byte 7 ")
     assert "; convert to UTF-8: iconv -f cp1252 -t UTF-8 OLD > NEW" in message
     assert "--encoding" not in message
-    # who names it is told which letters come out wrong
-    write("plain/ascii.txt"), write("plain/marked.txt", "\ufeffschön")
-    found = find("many", "plain", encoding="cp1252")
-    assert len(found.files) == 42 and found.files[-1] == "schön"
-    (note,) = found.notes
-    assert note.startswith("read as CP1252, but valid UTF-8: many/03.txt, many/04.txt, ")
-    assert note.endswith(" and 32 more")
+
+
+def test_files_that_are_valid_utf_8_though_another_encoding_was_named_get_a_note():
+    write("ascii.txt"), write("marked.txt", "\ufeffschön"), write("other.txt", "schön")
+    write("western.txt", "schön".encode("cp1252"))
+    found = find("*.txt", encoding="cp1252")
+    assert found.files[1] == found.files[3] == "schön"
+    assert found.notes == ["read as CP1252, but valid UTF-8: other.txt"]
 
 
 @pytest.mark.parametrize(
@@ -258,17 +241,14 @@ def test_a_book_of_project_gutenberg_is_read_without_its_license():
 
     book = f"A license.\n{mark('START')}One.\nTwo.\n{mark('END')}A longer license.\n"
     old = mark("START").replace("THE", "THIS").replace("*** S", "***S") + f"Old.\n{mark('END')}x\n"
+    wrapped = (mark("START") + "c\n" + mark("END")).replace("A BOOK", "A\nBOOK")
+    unfinished = (mark("START") + "c\n\n***\n" + mark("END")).replace(" A BOOK ***", "")
+    quoted = f"See {mark('START')}a\n{mark('END')}"
     for content, kept in {
         book + old: "One.\nTwo.\nOld.\n",  # pair by pair
-        f"{mark('START')}a\n{mark('START')}b\n{mark('END')}": "b\n",
-        # a long title wraps; a mark without its end does not take the text along
-        (mark("START") + mark("END"))
-        .replace("A BOOK", "A\nBOOK")
-        .replace("***\n", "***\nc\n"): "c\n",
-        f"{mark('START')}c\n{mark('END')}".replace(" A BOOK ***", "").replace(
-            "c", "c\n\n***"
-        ): "c\n\n***\n",
-        f"See {mark('START')}a\n{mark('END')}": f"See {mark('START')}a\n{mark('END')}",
+        wrapped: "c\n",
+        unfinished: "c\n\n***\n",  # a mark without its end does not take the text along
+        quoted: quoted,
     }.items():
         assert strip_license(content) == kept
     write("books/a.txt", book.replace("\n", "\r\n")), write("books/b.txt", old), write("b/c.txt")
@@ -328,9 +308,7 @@ def test_a_text_is_downloaded_once_beside_the_code_if_that_is_writable(
         (HTTPError(URL, 404, "Not Found", {}, None), "HTTP Error 404: Not Found"),
         (b"<html>Please log in</html>", "wrong SHA-256: 26 bytes with "),
         (URLError(ConnectionRefusedError("refused")), "refused"),
-        # http_proxy=http:/proxy, and http://.proxy:80
         (ValueError("proxy URL with no authority: 'http:/proxy'"), "proxy URL with no authority"),
-        (UnicodeError("label empty or too long"), "label empty or too long"),
     ],
 )
 def test_a_failed_download_leaves_no_files_and_the_fallback_stands_for_all_sources(
