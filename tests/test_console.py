@@ -127,12 +127,6 @@ def test_a_run_is_trained_and_sampled_without_standard_streams(options, tmp_path
             stream.close()
 
 
-@pytest.mark.skipif(os.name == "nt", reason="a POSIX shell closes the streams")
-def test_a_process_whose_streams_are_closed_ends_as_any_other():
-    command = f"exec {sys.executable} train.py configs/smoke.yaml --print_config <&- >&- 2>&-"
-    assert subprocess.run(["sh", "-c", command], cwd=ROOT).returncode == 0
-
-
 # ----------------------------------------------------------------------------- the end of a command
 
 
@@ -159,27 +153,6 @@ ENDS = [  # exception, exit code, pattern of standard error
 def test_every_exception_has_its_line_and_its_exit_code(error, code, said, capsys):
     assert exit_code(raised(error), []) == code
     assert re.fullmatch(said, capsys.readouterr().err)
-
-
-@pytest.mark.parametrize("module", ["torch", "yaml"])
-def test_a_missing_package_is_one_line_that_names_the_requirements(module, run, tmp_path):
-    missing = f"raise ModuleNotFoundError(\"No module named '{module}'\", name='{module}')"
-    (tmp_path / f"{module}.py").write_text(missing)
-    words = ["train.py", "configs/smoke.yaml", f"--out_dir={tmp_path / 'run'}"]
-    done = run(*words, check=5, PYTHONPATH=str(tmp_path))
-    assert not done.stdout and not (tmp_path / "run").exists()
-    line = rf"error: No module named '{module}'; `make train` .* \.venv/bin/python -m pip .*\n"
-    assert re.fullmatch(line, done.stderr)
-
-
-def test_an_older_python_is_one_line_that_names_both_versions(run, tmp_path):
-    (tmp_path / "sitecustomize.py").write_text(
-        "import sys\nsys.version_info = (3, 10, 12, 'final', 0)\n"
-    )
-    for script in ("train.py", "sample.py", "convert.py"):
-        done = run(script, "--help", check=5, PYTHONPATH=str(tmp_path))
-        line = r"error: Hornbook needs Python 3\.11 or newer, but \S+ is Python 3\.10\.12; .*\n"
-        assert done.stdout == "" and re.fullmatch(line, done.stderr)
 
 
 def test_a_reader_that_has_gone_ends_the_command_in_silence():

@@ -197,23 +197,19 @@ def test_the_longest_passage_is_the_first_of_the_longest_that_both_texts_have(te
 
 
 def test_novel_names_the_longest_passage_of_what_the_model_wrote_that_is_in_a_text(smoke, tmp_path):
-    prompt = "ROMEO: what say you to this, my lord"  # longer than the passage
+    prompt = "ROMEO: what say you to this, my lord"  # longer than the passage; it does not count
     options = [smoke, f"--prompt={prompt}", "--max-new-tokens=300"]
-    samples = HEADING.split(run_sample(*options, "--num-samples=2")[0])[1:]
-    passages = [text[100:131] for text in samples]
-    # in two files of a folder, with the prompt, which does not count
-    for number, passage in enumerate(passages):
-        content = f"{prompt}\nQQQ{passage}QQQ\n"
-        (tmp_path / f"{number}.txt").write_text(content, encoding="utf-8")
-    said = [
-        f"in {tmp_path}: 31 characters: {escape_controls(quoted(passage))}\n"
-        for passage in passages
-    ]
-    lines = run_sample(*options, f"--novel={tmp_path}", "--num-samples=2")
-    together = "".join(f"longest passage that is {line}" for line in said)
-    assert lines == (run_sample(*options, "--num-samples=2")[0], together)
-    alone = run_sample(*options, f"--novel={tmp_path / '1.txt'}", "--sample=2")[1]
-    assert alone == f"longest passage that is {said[1].replace(':', '/1.txt:', 1)}"
+    plain = run_sample(*options, "--num-samples=2")[0]
+    lines = []
+    for number, text in enumerate(HEADING.split(plain)[1:]):
+        passage, file = text[100:131], tmp_path / f"{number}.txt"
+        file.write_text(f"{prompt}\nQQQ{passage}QQQ\n", encoding="utf-8")
+        line = f": 31 characters: {escape_controls(quoted(passage))}\n"
+        lines.append(f"longest passage that is in {tmp_path}{line}")
+        alone = run_sample(*options, f"--novel={file}", f"--sample={number + 1}")[1]
+        assert alone == f"longest passage that is in {file}{line}"
+    both = run_sample(*options, f"--novel={tmp_path}", "--num-samples=2")
+    assert both == (plain, "".join(lines))
 
 
 # ------------------------------------------------------------------------------------ conversations

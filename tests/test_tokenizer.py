@@ -31,16 +31,10 @@ def test_ids_have_the_smallest_dtype_that_holds_the_vocabulary(size, dtype):
     assert ids.dtype == dtype and np.array_equal(ids, np.arange(size))
 
 
-@pytest.mark.parametrize(
-    ("vocabulary", "text", "message"),
-    [
-        ("hello ", "hello é", "'é' (U+00E9) at position 6; the 5 known characters are:  ehlo; "),
-        ("hello ", "he\udcff", r"'\udcff' (U+DCFF) at position 2; the 5 known"),
-    ],
-)
-def test_the_error_names_the_first_unknown_character_and_a_remedy(vocabulary, text, message):
+def test_the_error_names_the_first_unknown_character_and_those_that_are_known():
     with pytest.raises(UnknownCharacter) as raised:
-        CharTokenizer.from_text(vocabulary).encode(text)
+        CharTokenizer.from_text("hello ").encode("hello \xe9")
+    message = "'\xe9' (U+00E9) at position 6; the 5 known characters are:  ehlo"
     assert raised.value.exit_code == 2 and message in printed(raised.value)
 
 
