@@ -4,6 +4,7 @@ import io
 import os
 from hashlib import sha256
 from pathlib import Path
+from unittest.mock import Mock
 from urllib.error import HTTPError, URLError
 
 import pytest
@@ -69,14 +70,6 @@ def test_a_tilde_is_the_home_folder(folder, monkeypatch):
     assert find("~/book.txt").files == find("~/*.txt").files == ["at home"]
 
 
-def test_a_missing_source_is_an_error_and_the_nearest_name_is_suggested():
-    write("books/austen.txt")
-    assert error_message(DataError, "books/austen.txt", "books/austin.txt") == (
-        "books/austin.txt: no such file or folder; did you mean books/austen.txt?"
-    )
-    assert "nothing matches; name an existing file" in error_message(DataError, "books/*.md")
-
-
 def test_a_folder_says_what_of_it_is_not_read_and_which_pattern_reads_it():
     write("notes/one.txt"), write("notes/.git/a.txt"), write("notes/.b.md"), write("notes/c.md")
     assert find("notes").notes == []  # no more than the texts
@@ -105,12 +98,6 @@ def test_links_below_a_pattern_are_not_followed_and_hidden_files_stay_out():
     assert find("**/*.txt").files == find("*/[12].*").files == ["1", "2"]
 
 
-def test_several_sources_with_a_comma_between_them_need_the_option_twice():
-    write("a.txt"), write("b.txt")
-    message = error_message(DataError, "a.txt,b.txt")
-    assert message.endswith("to read several, give the option several times")
-
-
 def test_a_name_that_is_not_utf_8_is_called_that():
     for name in ("sources", "val_sources"):
         with pytest.raises(ConfigError) as raised:
@@ -130,18 +117,21 @@ def test_a_part_of_a_path_that_exists_as_it_is_written_is_no_pattern(folder):
 
 
 @pytest.mark.parametrize(
-    ("make", "expected"),
+    ("make", "source", "words"),
     [
-        (lambda: os.symlink("nowhere", "strange.txt"), "No such file or directory"),
-        (lambda: os.mkdir("strange.txt"), "contains no text; the texts of a folder"),
-        (lambda: write("strange.txt/README.md"), 'not read: 1 .md; name "strange.txt/**/*.md"'),
-        (lambda: write("strange.txt", b"\xef\xbb\xbf"), "0 distinct characters"),
+        (lambda: write("austen.txt"), "austin.txt", "no such file or folder; did you mean austen."),
+        (lambda: write("a/b.txt"), "a/*.md", "nothing matches; name an existing file"),
+        (lambda: write("a.txt"), "a.txt,b.txt", "; to read several, give the option several times"),
+        (lambda: os.symlink("nowhere", "a.txt"), "a.txt", "No such file or directory"),
+        (lambda: os.mkdir("a"), "a", "contains no text; the texts of a folder are its .txt files"),
+        (lambda: write("a/README.md"), "a", 'not read: 1 .md; name "a/**/*.md"'),
     ],
+    ids=["mistyped", "no match", "comma", "broken link", "empty folder", "folder without texts"],
 )
-def test_an_invalid_source_is_an_error(make, expected):
+def test_a_source_that_cannot_be_read_is_an_error_beside_one_that_can_too(make, source, words):
     make()
-    message = error_message(DataError, "strange.txt")
-    assert message.startswith("strange.txt: ") and expected in message
+    message = error_message(DataError, write("there.txt"), source)
+    assert message.startswith(f"{source}: ") and words in message
 
 
 @pytest.mark.parametrize("end", ["", "#sha256=123"])
@@ -185,23 +175,23 @@ def test_a_file_that_is_not_utf_8_is_refused_with_byte_line_and_advice():
     assert message.startswith("book.txt: not UTF-8 at byte 17 (line 3); if it is damaged: ")
 
 
-def test_files_in_another_encoding_are_counted_in_one_message():
+@pytest.mark.parametrize(
+    ("others", "advice"),
+    [
+        ("a summer\n", "name the encoding: --encoding=cp1252 (Western), "),
+        ("ein schöner Sommer\n", "convert to UTF-8: iconv -f cp1252 -t UTF-8 OLD > NEW"),
+    ],
+)
+def test_files_in_another_encoding_are_counted_and_no_encoding_is_offered_if_others_are_utf_8(
+    others, advice
+):
     for number in range(40):
-        write(f"many/{number:02}.txt", b"\n\xe9t\xe9" if number % 5 == 0 else b"a summer\n")
+        write(f"many/{number:02}.txt", b"\n\xe9t\xe9" if number % 5 == 0 else others)
     message = error_message(DataError, "many")
     first = "many/00.txt: not UTF-8 at byte 1 (line 2), many/05.txt: "
     assert message.startswith(f"8 of 40 files cannot be read: {first}")
-    assert " and 3 more; name the encoding: --encoding=cp1252 (Western), " in message
-
-
-def test_where_some_files_are_utf_8_and_some_are_not_the_latter_are_to_be_converted():
-    for number in range(40):
-        summer = "ein schöner Sommer\n".encode("cp1252" if number < 3 else "utf-8")
-        write(f"many/{number:02}.txt", summer)
-    message = error_message(DataError, "many")
-    assert message.startswith("3 of 40 files cannot be read: many/00.txt: not UTF-8 at byte 7 ")
-    assert "; convert to UTF-8: iconv -f cp1252 -t UTF-8 OLD > NEW" in message
-    assert "--encoding" not in message
+    assert f" and 3 more; {advice}" in message
+    assert ("--encoding" in message) == others.isascii()
 
 
 def test_files_that_are_valid_utf_8_though_another_encoding_was_named_get_a_note():
@@ -261,23 +251,12 @@ def test_a_book_of_project_gutenberg_is_read_without_its_license():
 # ---------------------------------------------------------------------------------------- downloads
 
 
-class Network(list):
-    """A network that gives one answer to every URL; a list of those that were asked for."""
-
-    answer: bytes | Exception = TEXT.encode()
-
-    def urlopen(self, url, timeout):
-        self.append(url)
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        return io.BytesIO(self.answer)
-
-
 @pytest.fixture
 def network(monkeypatch):
-    network = Network()
-    monkeypatch.setattr(text, "urlopen", network.urlopen)
-    return network
+    """A network that answers TEXT to every URL."""
+    urlopen = Mock(side_effect=lambda *_, **__: io.BytesIO(TEXT.encode()))
+    monkeypatch.setattr(text, "urlopen", urlopen)
+    return urlopen
 
 
 URL = "https://example.org/corpus/input.txt"
@@ -299,7 +278,7 @@ def test_a_text_is_downloaded_once_beside_the_code_if_that_is_writable(
         found = find(source)
         assert found.files == [TEXT] and found.name == "corpus"
     stored = "code/data/corpus/input.txt" if writable else "data/corpus/input.txt"
-    assert files_in(folder) == [stored] and network == [URL]
+    assert files_in(folder) == [stored] and network.call_count == 1
 
 
 @pytest.mark.parametrize(
@@ -314,7 +293,8 @@ def test_a_text_is_downloaded_once_beside_the_code_if_that_is_writable(
 def test_a_failed_download_leaves_no_files_and_the_fallback_stands_for_all_sources(
     answer, reason, network, folder
 ):
-    network.answer = answer
+    failed = isinstance(answer, Exception)
+    network.side_effect = answer if failed else lambda *_, **__: io.BytesIO(answer)
     write("plays/a.txt"), write("other.txt", OTHER)
     found = find("other.txt", SOURCE, fallback="plays")
     assert found.name == "plays" and found.files == [TEXT]
@@ -330,7 +310,7 @@ def test_a_file_with_the_name_of_a_download_is_refused_if_it_is_another_text(net
     path = write("data/corpus/input.txt", OTHER)
     message = error_message(DataError, SOURCE, fallback=write("plays/a.txt"))
     both = f"{path}: has SHA-256 {digest(OTHER)}, but {URL} has {digest(TEXT)}; delete the file to "
-    assert message.startswith(both) and network == []
+    assert message.startswith(both) and not network.called
 
 
 def test_a_download_that_cannot_be_stored_leaves_no_files(network, folder, monkeypatch):
