@@ -1,4 +1,4 @@
-"""Compare settings: python -m benchmarks.trials CONFIG --learning_rate=0.01,0.02 --seeds=3
+"""Compare settings: python -m benchmarks.trials CONFIG --learning_rate="0.01,0.02" --seeds=3
 
 Every option but --seeds and --name goes to train.py. Where its value has commas, it varies: each
 combination of values is a trial, and each trial is trained with the seeds 1, 2, ...
@@ -228,6 +228,11 @@ def draw(curves: Curves, path: Path, by_minutes: bool) -> None:
 def main(argv: list[str] | None = None) -> None:
     folder, runs = parse_trials(argv)
     check(runs)
+    if not find_spec("matplotlib"):
+        print(  # now, because the training may take hours
+            "note: no picture without matplotlib: pip install matplotlib, now or later; then the "
+            "same command draws it, and repeats no finished run"
+        )
     curves, failures = train_all(runs)
     if curves:
         print_table(curves)
@@ -235,8 +240,6 @@ def main(argv: list[str] | None = None) -> None:
         if find_spec("matplotlib"):
             draw(curves, folder / "losses.svg", by_minutes)
             print(f"picture: {folder / 'losses.svg'}")
-        else:
-            print("no picture: pip install matplotlib")
         tensorboard = [sys.orig_argv[0], "-m", "tensorboard.main", "--logdir", folder]
         print(f"curves: {shell_command(tensorboard)}")
     if failures:
