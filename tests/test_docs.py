@@ -12,12 +12,18 @@ import pytest
 import torch
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
-from traitlets.config import Config
+from traitlets.config import Config as ShellConfig
 
+from configs.schema import Config
+from data.batches import evaluation_windows
 from tests.commands import sample_main, train_main
 from tests.conftest import ROOT
+from training.device import select_runtime
+from training.distributed import World
+from training.evaluate import exact_loss
+from training.state import Run
+from training.step import train_step
 
-TOURS = [ROOT / "docs" / name for name in ("attention.md", "gpt.md")]
 NOTEBOOK = ROOT / "docs" / "hornbook.ipynb"
 COMMANDS = {"train.py": train_main, "sample.py": sample_main}
 
@@ -39,8 +45,9 @@ def run_here(command):
         assert COMMANDS[script](words) == 0
 
 
-@pytest.mark.parametrize("tour", TOURS, ids=lambda path: path.stem)
-def test_the_code_of_a_tour_runs_from_beginning_to_end(tour):
+def run_tour(name):
+    """Run the code of a tour, from beginning to end; return its names."""
+    tour = ROOT / "docs" / name
     text, session = tour.read_text(encoding="utf-8"), {"__name__": "tour"}
     blocks = list(re.finditer(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE))
     assert len(blocks) == text.count("```python")
@@ -48,6 +55,21 @@ def test_the_code_of_a_tour_runs_from_beginning_to_end(tour):
     for block in blocks:
         above = "\n" * text.count("\n", 0, block.start(1))  # for line numbers in a traceback
         exec(compile(above + block[1], tour, "exec"), session)
+    return session
+
+
+def test_the_code_of_the_tour_of_attention_runs():
+    run_tour("attention.md")
+
+
+def test_the_code_of_the_tour_of_gpt_runs_trains_as_train_step_and_has_the_exact_loss():
+    tour = run_tour("gpt.md")
+    torch.set_grad_enabled(True)
+    settings = Config(model=tour["config"], train=tour["train_config"], seed=1)
+    run = Run(settings, tour["corpus"], select_runtime("cpu", "float32"), World())
+    assert [train_step(run).loss for _ in tour["losses"]] == tour["losses"]  # bit for bit
+    windows = evaluation_windows(tour["corpus"].val, tour["T"], batch_size=64)
+    assert abs(exact_loss(tour["model"], windows, run.runtime) - tour["val_loss"]) < 1e-5
 
 
 def test_the_notebook_is_stored_without_outputs():
@@ -66,7 +88,7 @@ def test_the_notebook_runs_from_beginning_to_end(tmp_path, monkeypatch):
         "shakespeare.yaml --minutes=3": f"smoke.yaml {few}/shakespeare",
         "names.yaml": f"names.yaml --sources=data/lists/names.txt {few}/names",
     }
-    options = Config({"HistoryManager": {"enabled": False}})
+    options = ShellConfig({"HistoryManager": {"enabled": False}})
     shell = InteractiveShell.instance(config=options, user_module=ModuleType("notebook"))
 
     def system(command):
