@@ -1,6 +1,6 @@
 """The tours, the notebook and the commands of own_text.md run, and all assertions hold."""
 
-import os
+import io
 import re
 import shlex
 import subprocess
@@ -115,24 +115,27 @@ def test_the_notebook_runs_from_beginning_to_end(tmp_path, monkeypatch):
     assert "srcdoc=" in outputs["page"]
 
 
-@pytest.mark.skipif(os.name == "nt", reason="a POSIX shell")
 @pytest.mark.parametrize(
     ("section", "text", "size", "shown"),
     [
         ("Lists", "symbols", 1805, r"(smiling .*\n){3}\Z"),
         ("Questions with answers", "words", 10_000, r"4217=.*\n\Z"),
+        ("A conversation", "talk", 16_000, r"Ann: "),
     ],
 )
-def test_the_commands_for_lists_and_answers_make_a_text_train_on_it_and_sample(
-    section, text, size, shown, tmp_path, capsys
+def test_the_code_and_the_commands_of_a_section_make_a_text_train_on_it_and_sample(
+    section, text, size, shown, tmp_path, capsys, monkeypatch
 ):
     """With few steps and short samples."""
     document = (ROOT / "docs" / "own_text.md").read_text(encoding="utf-8")
     after = document.split(f"\n## {section}\n")[1]
-    script = re.search(r"^```sh\n(.*?)^```$", after, re.DOTALL | re.MULTILINE)[1]
-    script = script.replace(f"{text}.txt", f"{tmp_path}/{text}.txt").replace("out/", f"{tmp_path}/")
-    make, train, sample = re.split(r"\n(?=python \w+\.py)", script.rstrip())
-    subprocess.run(["bash", "-ec", make.replace("python", sys.executable, 1)], check=True)
+    make, commands = re.search(
+        r"^```python\n(.*?)^```\n\n```sh\n(.*?)^```$", after, re.DOTALL | re.MULTILINE
+    ).groups()
+    subprocess.run([sys.executable, "-c", make], cwd=tmp_path, check=True)
+    commands = commands.replace(f"{text}.txt", f"{tmp_path.as_posix()}/{text}.txt")
+    train, sample = commands.replace("out/", f"{tmp_path.as_posix()}/").splitlines()
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))  # ends a conversation
     lines = (tmp_path / f"{text}.txt").read_text(encoding="utf-8").splitlines()
     assert size <= len(lines) <= 1.1 * size  # later versions of Python have more symbols
     run_here(f"{train} --max_iters=4")
