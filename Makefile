@@ -25,7 +25,7 @@ lint: .venv/dev
 	[ -e $@ ] || $(PYTHON) -m venv .venv
 ifeq ($(origin INSTALL),file)
 	@[ "$$(uname)" != Linux ] || command -v nvidia-smi > /dev/null || \
-	  echo "pip brings 2.8 GB of CUDA libraries that no GPU here uses; the README has a command with uv that does not"
+	  echo "pip brings 2.8 GB of CUDA libraries that no GPU here uses; docs/usage.md has a command with uv that does not"
 endif
 	$(INSTALL) -r requirements.txt
 	touch $@

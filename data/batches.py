@@ -5,9 +5,9 @@
     window   up to `block_size` consecutive predictions in a segment: a row of a batch
     batch    `batch_size` windows; the shorter ones are padded
 
-An epoch is a shuffled list of windows that predicts each character exactly once. Its order and its
-cuts come from the seed and the number of the epoch, so a resumed run, or one with several
-processes, sees the same batches.
+An epoch is a shuffled list of windows that predicts every character of a text but the first once,
+and every character of a list. Its order and its cuts come from the seed and the number of the
+epoch, so a resumed run, or one with several processes, sees the same batches.
 """
 
 from collections.abc import Iterator
