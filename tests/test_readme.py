@@ -18,8 +18,8 @@ COMMANDS = [
     re.split(r" [|<] ", line)[0]
     for path in ("README.md", "docs/own_text.md", "docs/exercises.md", "docs/usage.md")
     for document in [(ROOT / path).read_text(encoding="utf-8")]
-    for block in re.findall(r"^```sh\n(.*?)^```", document, re.DOTALL | re.MULTILINE)
-    for line in block.replace("\\\n", " ").splitlines()
+    for block in re.findall(r"^```sh\n(.*?)^```|^\| `(.*?)`", document, re.DOTALL | re.MULTILINE)
+    for line in "".join(block).splitlines()
     if re.match("python (?!-c |convert.py |train.py out/nano/)", line)  # two need nanoGPT's model
 ]
 
