@@ -25,20 +25,6 @@ sys.path.insert(0, str(ROOT))
 from common.console import print_error  # noqa: E402
 from common.words import escape_controls  # noqa: E402
 
-# the modules of `-m quick`: 25 seconds on two cores
-QUICK = {
-    "test_attention", "test_batches", "test_command", "test_corpus", "test_evaluate",
-    "test_checkpoint", "test_gpt", "test_items", "test_layouts", "test_convert",
-    "test_mutations", "test_optimizers", "test_readme", "test_schedule", "test_schema",
-    "test_step", "test_structure", "test_summary", "test_text", "test_tokenizer",
-}  # fmt: skip
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.path.stem in QUICK:
-            item.add_marker("quick")
-
 
 def printed(error: Exception) -> str:
     """Return what the console prints for an error after `error: `: one line, escaped."""

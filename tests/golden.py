@@ -6,8 +6,8 @@
 
 In the recorded environment (see golden_losses.json) the losses must be equal; in any other, within
 TOLERANCE. So must those of a layout that is not in RECORDED: it may have no record, and is then
-compared with `fused`. tests/test_golden.py checks the runs of configs/smoke.yaml; the others take
-minutes, and the bfloat16 run only ten steps, for CPUs without bfloat16 instructions.
+compared with `fused`. tests/slow/test_golden.py checks the runs of configs/smoke.yaml; the others
+take minutes, and the bfloat16 run only ten steps, for CPUs without bfloat16 instructions.
 """
 
 import json

@@ -4,7 +4,7 @@
 
 Each mutation is applied to a copy of the tree, in which the tests of the mutated module then run
 until one fails. The list was written from the product and its README, without a look at the tests;
-mutations.txt has the results. tests/test_mutations.py checks that the list fits the product.
+mutations.txt has the results. tests/slow/test_mutations.py checks that the list fits the product.
 """
 
 import re
@@ -23,7 +23,7 @@ LIMIT = 300  # seconds for the tests of one mutation
 class Mutation(NamedTuple):
     """A break: `old`, which occurs exactly once in `file`, becomes `new`.
 
-    `harm` is what a user would lose; `tests` are the modules in tests/ that should notice, the
+    `harm` is what a user would lose; `tests` are the modules that should notice, the
     likeliest first.
     """
 
@@ -161,7 +161,7 @@ MUTATIONS = (
         "max(p for e, p in DROPOUT_BY_EPOCHS if epochs >= 2 * e)"),
     # ------------------------------------------------------- storage/, and common/files
     Mutation("no_fsync", "an empty checkpoint after a power failure",
-        "common/files.py", "test_files test_run_folder test_checkpoint",
+        "common/files.py", "path_ofs test_run_folder test_checkpoint",
         "            os.fsync(file.fileno())\n", ""),
     Mutation("digest_without_tensors", "a damaged byte in a checkpoint loads silently",
         "storage/checkpoint.py", "test_checkpoint",
@@ -269,6 +269,12 @@ MUTATIONS = (
 # fmt: on
 
 
+def path_of(module: str) -> Path:
+    """Return the path of a test module, relative to the project."""
+    path = Path("tests", f"{module}.py")
+    return path if (ROOT / path).exists() else Path("tests", "slow", f"{module}.py")
+
+
 def try_out(mutation: Mutation) -> str:
     """Run the tests on a mutated copy; return the result, the seconds and the test that failed."""
     with tempfile.TemporaryDirectory() as folder:
@@ -277,7 +283,7 @@ def try_out(mutation: Mutation) -> str:
         mutated = Path(folder, mutation.file)
         content = mutated.read_text("utf-8").replace(mutation.old, mutation.new)
         mutated.write_text(content, "utf-8")
-        tests = [f"tests/{name}.py" for name in mutation.tests.split()]
+        tests = [str(path_of(name)) for name in mutation.tests.split()]
         command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", *tests]
         began = time.monotonic()
         try:

@@ -13,7 +13,7 @@ LEVELS = [
     {"configs"},
     {"model", "data"},
     {"training"},
-    {"run"},
+    {"storage"},
     {"page"},
     {"train", "sample", "convert"},
 ]
@@ -41,6 +41,11 @@ def level(module):
     return next(i for i, names in enumerate(LEVELS) if module.partition(".")[0] in names)
 
 
+def test_every_package_has_its_place():
+    folders = {path.parent.name for path in ROOT.glob("*/__init__.py")}
+    assert folders - {"tests", "benchmarks", "docs"} == set(PACKAGES)
+
+
 @pytest.mark.parametrize("path", FILES, ids=module_of)
 def test_imports_point_one_way(path):
     package = module_of(path).partition(".")[0]
@@ -58,6 +63,6 @@ def test_there_are_no_import_cycles():
 def test_hornbook_imports_nothing_of_ours_and_only_its_test_and_the_exercises_import_it():
     ours = {path.stem for path in ROOT.iterdir()}  # all files and folders
     assert not {name.partition(".")[0] for name in imports_of(ROOT / "hornbook.py")} & ours
-    readers = {ROOT / "tests" / f"test_{name}.py" for name in ("hornbook", "exercises")}
+    readers = {ROOT / "tests" / "test_hornbook.py", ROOT / "tests" / "slow" / "test_exercises.py"}
     others = [*FILES, *ROOT.glob("benchmarks/*.py"), *ROOT.glob("tests/**/*.py")]
     assert {path for path in others if "hornbook" in imports_of(path)} == readers

@@ -1,7 +1,7 @@
 """Stress tests: `python -m tests.stress.NAME [--full]` with kills, damage, cached_text or ranks.
 
 Each module has a function `stress(full)`, which returns a line of results, or fails at the first
-promise that is broken. tests/test_stress.py runs the short forms.
+promise that is broken. tests/slow/test_stress.py runs the short forms.
 """
 
 import sys

@@ -20,9 +20,9 @@ from storage.checkpoint import LAST, load_checkpoint
 from tests.commands import sample_main
 from tests.conftest import ROOT, printed
 from tests.runs import small_run_args, train
+from tests.slow.test_convert import Harmful
 from tests.stress import main
 from tests.test_checkpoint import OTHER_FILES
-from tests.test_convert import Harmful
 
 
 def stress(full: bool) -> str:

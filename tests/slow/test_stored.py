@@ -1,6 +1,6 @@
 """Stored checkpoints, which every later version of the same format reads and resumes.
 
-python -m tests.test_stored NAME    # store one for configs/NAME.yaml; if it is stored already,
+python -m tests.slow.test_stored NAME    # store one for configs/NAME.yaml; if it is stored already,
                                     # only record its losses again
 """
 
@@ -93,7 +93,7 @@ def test_every_recipe_has_a_stored_checkpoint_with_its_switches():
     stored = [switches(load_checkpoint(STORED / f"{name}.safetensors").settings) for name in NAMES]
     for path in sorted((ROOT / "configs").glob("*.yaml")):
         assert switches(parse_train([str(path)]).new_settings()) in stored, (
-            f"python -m tests.test_stored {path.stem}"
+            f"python -m tests.slow.test_stored {path.stem}"
         )
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.mutations import MUTATIONS, ROOT
+from tests.mutations import MUTATIONS, ROOT, path_of
 
 
 def test_there_are_sixty_mutations_and_every_package_has_some():
@@ -15,4 +15,4 @@ def test_there_are_sixty_mutations_and_every_package_has_some():
 def test_a_mutation_replaces_one_text_of_the_product_and_names_its_tests(mutation):
     assert (ROOT / mutation.file).read_text("utf-8").count(mutation.old) == 1
     for module in mutation.tests.split():
-        assert (ROOT / "tests" / f"{module}.py").exists()
+        assert (ROOT / path_of(module)).exists()
