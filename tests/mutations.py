@@ -161,7 +161,7 @@ MUTATIONS = (
         "max(p for e, p in DROPOUT_BY_EPOCHS if epochs >= 2 * e)"),
     # ------------------------------------------------------- storage/, and common/files
     Mutation("no_fsync", "an empty checkpoint after a power failure",
-        "common/files.py", "path_ofs test_run_folder test_checkpoint",
+        "common/files.py", "test_files test_run_folder test_checkpoint",
         "            os.fsync(file.fileno())\n", ""),
     Mutation("digest_without_tensors", "a damaged byte in a checkpoint loads silently",
         "storage/checkpoint.py", "test_checkpoint",
