@@ -35,8 +35,8 @@ LEARNING_RATE = 0.02  # the peak, for Muon and AdamW alike
 WARMUP_RATIO, COOLDOWN_RATIO = 1 / 70, 6 / 7  # shares of the run: 20 steps up, 1,200 steps down
 MUON_MOMENTUM, BETA1, BETA2 = 0.9, 0.9, 0.99  # BETA1 and BETA2 are AdamW's
 WEIGHT_DECAY, GRAD_CLIP = 0.1, 1.0  # longer gradients are scaled down to GRAD_CLIP
-# Rereading makes a model too sure of itself on other text. So outside training its logits are
-LOGIT_SCALE_DROP, MIN_LOGIT_SCALE = 0.03, 0.8  # multiplied by max(0.8, 1 - 0.03 * epochs)
+# A model that rereads its text becomes overconfident: outside training, its logits are scaled down.
+LOGIT_SCALE_DROP, MIN_LOGIT_SCALE = 0.03, 0.8  # by max(0.8, 1 - 0.03 * epochs)
 TEMPERATURE = 0.7  # below 1, likely characters become likelier still
 SEED = 1337
 
@@ -256,7 +256,7 @@ def write(model, vocabulary, count):
     rng = np.random.default_rng(SEED)
     for _ in range(count):
         logits = model(ids, cache)[0, -1].double().numpy()  # (V,)
-        sums = np.exp((logits - logits.max()) / TEMPERATURE).cumsum()  # of odds
+        sums = np.exp((logits - logits.max()) / TEMPERATURE).cumsum()  # unnormalized
         threshold = (1 - rng.random()) * sums[-1]  # above 0: never reached by probability 0 alone
         ids = torch.tensor([[sums.searchsorted(threshold)]])  # the first sum to reach it
         yield vocabulary[ids.item()]
