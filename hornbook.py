@@ -2,7 +2,7 @@
 
     python hornbook.py [TEXT ...] [--max_iters N]
 
-After 1,400 steps on Tiny Shakespeare (18 minutes on two CPU cores, validation loss 1.401):
+After 1,400 steps on Tiny Shakespeare (20 minutes on two CPU cores, validation loss 1.401):
 
     If our enemy was for a sorrow courteous,
     Nothing, I'll stay the slighting love and bloods

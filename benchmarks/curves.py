@@ -4,6 +4,7 @@ Trains six small models on data/plays with train.py, in about two minutes on two
 losses, and draws docs/curves.svg. All have the same validation text, from a play that none reads.
 """
 
+import argparse
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,7 +110,8 @@ def draw(runs: list[Losses], path: Path) -> None:
         figure.legend(lines, names, loc="outside lower center", ncols=3)
 
 
-def main(_: list[str] | None = None) -> None:
+def main(argv: list[str] | None = None) -> None:
+    argparse.ArgumentParser(description=__doc__.partition("\n")[0]).parse_args(argv)
     with tempfile.TemporaryDirectory() as name:
         runs = [train_example(Path(name) / str(i), example) for i, example in enumerate(EXAMPLES)]
         draw(runs, PICTURE)

@@ -5,6 +5,7 @@ and writes everything into docs/pictures. The model of sections 9 to 12 is saved
 optimizer state.
 """
 
+import argparse
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -174,7 +175,8 @@ def heads(path: Path, model: GPT, corpus: Corpus) -> None:
             axes.grid(visible=False)
 
 
-def main(_: list[str] | None = None) -> None:
+def main(argv: list[str] | None = None) -> None:
+    argparse.ArgumentParser(description=__doc__.partition("\n")[0]).parse_args(argv)
     PICTURES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
