@@ -1,7 +1,5 @@
 """A long validation text: an evaluation predicts a part of it, and says so."""
 
-import re
-
 import pytest
 
 from common.stop import Stop
@@ -53,29 +51,12 @@ def test_of_a_list_an_evaluation_predicts_whole_items_and_counts_right_answers_o
     assert result.exact_match == 1 - len(result.val_losses.wrong_segments) / len(run.val.segments)
 
 
-SMALL = [
-    "configs/smoke.yaml", "--n_layer=1", "--n_head=1", "--n_embd=8", "--block_size=16",
-    "--batch_size=2", "--sample_chars=0", "--device=cpu",
-]  # fmt: skip
-
-
-def test_the_line_with_the_time_left_counts_evaluations_until_one_is_timed(tmp_path, monkeypatch):
-    monkeypatch.setattr("storage.log.SECONDS_BETWEEN_LINES", 0)
-    (tmp_path / "text.txt").write_text(LINES)
-    more = ["--max_iters=9", "--eval_interval=4", "--log_interval=1"]
-    sources = f"--sources={tmp_path / 'text.txt'}"
-    _, output = train(*SMALL, sources, *more, f"--out_dir={tmp_path / 'run'}")
-    left = re.findall(r" minutes(.*) left", output)
-    assert left == [" and 3 evaluations"] * 3 + [""] * 4  # after steps 2, 3, 4, and 5 to 8
-
-
-@pytest.mark.parametrize(("seconds", "noted"), [(0.4, True), (0.001, False)])
-def test_minutes_of_which_evaluations_take_a_quarter_get_a_note(
-    tmp_path, monkeypatch, seconds, noted
+@pytest.mark.parametrize(("seconds", "noted"), [(10, True), (0.1, False)])
+def test_minutes_of_which_evaluations_take_a_quarter_get_a_note_that_names_max_val(
+    options, tmp_path, monkeypatch, seconds, noted
 ):
-    monkeypatch.setattr(duration, "measure_timing", lambda *_: Timing(0.02, seconds))
-    (tmp_path / "text.txt").write_text(LINES)
-    sources = f"--sources={tmp_path / 'text.txt'}"
-    code, output = train(*SMALL, sources, "--minutes=0.03", f"--out_dir={tmp_path / 'run'}")
+    monkeypatch.setattr(duration, "measure_timing", lambda *_: Timing(1.0, seconds))
+    words = [word for word in options if not word.startswith(("--max_iters", "--patience"))]
+    code, output = train(*words, "--minutes=1", f"--out_dir={tmp_path / 'run'}")
     note = "note: evaluations take more than a quarter of the time; a smaller --max_val shortens"
     assert code == 0 and (note in output) == noted

@@ -1,4 +1,4 @@
-"""sample.py from the command line: errors, samples, stop strings, conversations and scores."""
+"""sample.py from the command line: errors, samples, stop strings, copied passages and scores."""
 
 import re
 import sys
@@ -210,43 +210,6 @@ def test_novel_names_the_longest_passage_of_what_the_model_wrote_that_is_in_a_te
         assert alone == f"longest passage that is in {file}{line}"
     both = run_sample(*options, f"--novel={tmp_path}", "--num-samples=2")
     assert both == (plain, "".join(lines))
-
-
-# ------------------------------------------------------------------------------------ conversations
-
-
-def test_a_conversation_is_one_continuous_text(sample_output):
-    output = sample_output("--interactive", "--max-new-tokens=20", stdin=b"ROMEO:\n\n")
-    whole = sample_output("--prompt=\nROMEO:", "--max-new-tokens=40")[len("\nROMEO:") :]
-    first = whole[:20] if whole[19] == "\n" else whole[:20] + "\n"
-    assert output == first + whole[20:40] + ("" if whole[39] == "\n" else "\n")
-
-
-def test_a_stop_string_is_printed_and_the_next_typed_line_continues_it(sample_output):
-    options = ["--prompt=So", "--max-new-tokens=200"]
-    text, shown, lines = "So", "So\n", ["it is", " of", "", "so"]
-    for line in lines:  # each reply is that to all that is on the screen
-        text += line if text.endswith("t") else f"\n{line}"
-        reply = sample_output(f"--prompt={text}", "--max-new-tokens=200")[len(text) :]
-        reply = reply[: reply.index("t") + 1]
-        text, shown = text + reply, shown + reply
-    typed = "\n".join(lines).encode()
-    assert sample_output("--interactive", "--stop=t", *options, stdin=typed) == f"{shown}\n"
-
-
-def test_a_refused_line_is_numbered_leaves_an_empty_one_and_ends_no_conversation(smoke):
-    options = [smoke, "--interactive", "--max-new-tokens=30"]
-    lines = ["Stay", "caf\xe9", "Stay"]
-    typed = "\r\n".join(lines).encode("utf-8-sig") + b"\ncaf\xe9\n"
-    out, err = run_sample(*options, stdin=typed, code=2)
-    unknown, invalid = err.splitlines()
-    assert unknown.startswith(
-        "error: line 2: not in the vocabulary: '\xe9' (U+00E9) at position 3;"
-    )
-    assert invalid == "error: line 4: invalid byte at position 3; use UTF-8"
-    first = run_sample(*options, stdin=b"Stay\n")[0]
-    assert out.startswith(f"{first}\n") and out.endswith("\n\n")
-    assert out.replace("\n\n", "\n") == run_sample(*options, stdin=b"Stay\nStay\n")[0]
 
 
 # ------------------------------------------------------------------------------------------- scores

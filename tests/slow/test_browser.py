@@ -456,19 +456,6 @@ def test_a_text_in_the_other_unicode_form_is_read_in_that_of_the_vocabulary(open
     score(page, "cafe\u0301", "over 3 predictions")
 
 
-def test_the_number_of_characters_read_is_that_of_those_that_one_sees(open_page, tmp_path):
-    make_page(tmp_path, prompt="")  # it begins with a hidden newline
-    page = open_page()
-    write(page)
-    for i, words in ((4, "): 3, after the hidden newline."), (8, "): 7, after the"), (9, "): 5.")):
-        select(page, i)
-        wait_for(page, "#read", words)
-    page.fill("#prompt", "abc")
-    write(page)
-    select(page, 4)
-    wait_for(page, "#read", "): 4.")
-
-
 def test_unknown_characters_are_named_and_removed_on_request(page):
     page.fill("#prompt", "ab\xe9c\u202ed\xe9")
     page.click("#write")

@@ -1,4 +1,4 @@
-"""Conversations on a terminal, in a process of their own, and what is special about some models."""
+"""Conversations: from a pipe, and on a terminal in a process of its own; Ctrl-C."""
 
 import os
 import select
@@ -16,6 +16,56 @@ from tests.runs import run_sample, start
 from tests.variants import save_model
 
 
+@pytest.fixture
+def sample_output(smoke):
+    """A function that samples from the trained model: `sample_output("--prompt=a")`."""
+    return lambda *words, **options: run_sample(smoke, *words, **options)[0]
+
+
+def test_a_conversation_is_one_continuous_text(sample_output):
+    output = sample_output("--interactive", "--max-new-tokens=20", stdin=b"ROMEO:\n\n")
+    whole = sample_output("--prompt=\nROMEO:", "--max-new-tokens=40")[len("\nROMEO:") :]
+    first = whole[:20] if whole[19] == "\n" else whole[:20] + "\n"
+    assert output == first + whole[20:40] + ("" if whole[39] == "\n" else "\n")
+
+
+def test_a_stop_string_is_printed_and_the_next_typed_line_continues_it(sample_output):
+    options = ["--prompt=So", "--max-new-tokens=200"]
+    text, shown, lines = "So", "So\n", ["it is", " of", "", "so"]
+    for line in lines:  # each reply is that to all that is on the screen
+        text += line if text.endswith("t") else f"\n{line}"
+        reply = sample_output(f"--prompt={text}", "--max-new-tokens=200")[len(text) :]
+        reply = reply[: reply.index("t") + 1]
+        text, shown = text + reply, shown + reply
+    typed = "\n".join(lines).encode()
+    assert sample_output("--interactive", "--stop=t", *options, stdin=typed) == f"{shown}\n"
+
+
+def test_a_stop_string_may_begin_in_the_reply_before_an_empty_line(sample_output):
+    options = ["--interactive", "--max-new-tokens=20"]
+    reply = sample_output("--prompt=\nROMEO:", "--max-new-tokens=40")[len("\nROMEO:") :]
+    stop = reply[12:22]
+    printed = sample_output(*options, f"--stop={stop}", stdin=b"ROMEO:\n\n")
+    # each turn ends its line
+    turns = [f"{turn}\n" if turn[-1] != "\n" else turn for turn in (reply[:20], reply[20:22])]
+    assert printed == "".join(turns)
+
+
+def test_a_refused_line_is_numbered_leaves_an_empty_one_and_ends_no_conversation(smoke):
+    options = [smoke, "--interactive", "--max-new-tokens=30"]
+    lines = ["Stay", "caf\xe9", "Stay"]
+    typed = "\r\n".join(lines).encode("utf-8-sig") + b"\ncaf\xe9\n"
+    out, err = run_sample(*options, stdin=typed, code=2)
+    unknown, invalid = err.splitlines()
+    assert unknown.startswith(
+        "error: line 2: not in the vocabulary: '\xe9' (U+00E9) at position 3;"
+    )
+    assert invalid == "error: line 4: invalid byte at position 3; use UTF-8"
+    first = run_sample(*options, stdin=b"Stay\n")[0]
+    assert out.startswith(f"{first}\n") and out.endswith("\n\n")
+    assert out.replace("\n\n", "\n") == run_sample(*options, stdin=b"Stay\nStay\n")[0]
+
+
 def test_a_question_that_ends_in_a_newline_keeps_that_of_a_file_or_of_enter(tmp_path):
     data = DataConfig(separator="\\n\\n", answer_after="\\n")
     model = GPT(ModelConfig(n_layer=1, n_head=1, n_embd=8, block_size=8), 4)
@@ -26,16 +76,6 @@ def test_a_question_that_ends_in_a_newline_keeps_that_of_a_file_or_of_enter(tmp_
     assert run_sample(saved, f"--prompt=FILE:{tmp_path / 'question.txt'}")[0] == asked
     reply, _ = run_sample(saved, "--interactive", stdin=b"ab?\n")
     assert reply.strip() == asked.removeprefix("ab?\n").strip()
-
-
-def test_a_stop_string_may_begin_in_the_reply_before_an_empty_line(smoke):
-    options = ["--interactive", "--max-new-tokens=20"]
-    reply = run_sample(smoke, "--prompt=\nROMEO:", "--max-new-tokens=40")[0][len("\nROMEO:") :]
-    stop = reply[12:22]
-    printed, _ = run_sample(smoke, *options, f"--stop={stop}", stdin=b"ROMEO:\n\n")
-    # each turn ends its line
-    turns = [f"{turn}\n" if turn[-1] != "\n" else turn for turn in (reply[:20], reply[20:22])]
-    assert printed == "".join(turns)
 
 
 def test_without_newlines_in_the_vocabulary_a_typed_line_continues_the_text(tmp_path):
