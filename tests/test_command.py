@@ -192,7 +192,7 @@ def test_every_form_of_an_option_sets_its_setting(parse, argv, name, expected):
 
 
 @pytest.mark.parametrize(("parse", "argv", "words"), INVALID_OPTIONS)
-def test_an_invalid_option_is_rejected_in_one_line(parse, argv, words):
+def test_an_invalid_option_or_a_value_in_single_quotes_is_refused_in_one_line(parse, argv, words):
     assert words in error_message(*argv, parse=parse)
 
 
