@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import ConfigError, DataError
-from configs.schema import Config, ModelConfig
+from configs.schema import Config, DataConfig, ModelConfig
 from data.corpus import load_corpus
 from data.tokenizer import UNK
 from model.gpt import GPT
@@ -45,6 +45,12 @@ def sums(tmp_path_factory):
     """A run on sums, until some answers are right."""
     options = "--answer_after==", "--max_iters=250", "--val_fraction=0.4"
     return trained(tmp_path_factory.mktemp("sums"), SUMS, *options)
+
+
+def save_tiny_model(folder: Path, data: DataConfig) -> Path:
+    """Save a model that knows the letter a, and that others are rare; return its file."""
+    model = GPT(ModelConfig(n_layer=1, n_head=1, n_embd=8, block_size=8), 3)
+    return save_model(folder / "a.safetensors", model, f"\na{UNK}", Config(data, model.config))
 
 
 def test_an_evaluation_reports_the_accuracy_and_shows_wrong_answers(sums):
@@ -102,6 +108,15 @@ def test_an_item_that_the_length_has_cut_ends_in_a_line_and_one_that_stop_has_en
     assert run_sample(*options, "--num_samples=30", *every) == ("\n" * 30, "")
 
 
+def test_an_item_with_rare_characters_is_known_as_the_model_has_read_it(tmp_path):
+    saved = save_tiny_model(tmp_path, DataConfig(separator="\\n", min_count=2))
+    (tmp_path / "names.txt").write_text("a\xe9\n\xf1\n")
+    short, known = [saved, "--max_new_tokens=3"], {UNK, f"a{UNK}"}
+    assert known < set(run_sample(*short, "--num_samples=50")[0].splitlines())
+    new, _ = run_sample(*short, f"--novel={tmp_path / 'names.txt'}", "--num_samples=3")
+    assert len(new.splitlines()) == 3 and not known & set(new.splitlines())
+
+
 def test_a_typed_line_begins_an_item_and_the_reply_ends_it(names):
     replies, _ = run_sample(names[1], "--interactive", stdin=b"b\n\nh\n")
     expected = [
@@ -151,8 +166,7 @@ def test_score_and_novel_take_standard_input_and_all_that_sources_takes(option, 
 def test_unknown_characters_of_a_prompt_are_mapped_if_the_vocabulary_has_a_character_for_them(
     tmp_path,
 ):
-    model = GPT(ModelConfig(n_layer=1, n_head=1, n_embd=8, block_size=8), 3)
-    saved = save_model(tmp_path / "a.safetensors", model, f"\na{UNK}", Config(model=model.config))
+    saved = save_tiny_model(tmp_path, DataConfig())
     text, line = run_sample(saved, "--prompt=a\xe9\xf1\xe9", "--max_new_tokens=0")
     assert text == f"a{UNK * 3}\n" and line.startswith("mapped to '\ufffd' (U+FFFD): ")
     assert line.endswith("'\xe9' (U+00E9), '\xf1' (U+00F1)\n")

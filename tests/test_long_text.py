@@ -1,5 +1,7 @@
 """A long validation text: an evaluation predicts a part of it, and says so."""
 
+import re
+
 import pytest
 
 from common.stop import Stop
@@ -49,6 +51,13 @@ def test_of_a_list_an_evaluation_predicts_whole_items_and_counts_right_answers_o
     result = evaluate(run, Stop())
     assert max(result.val_losses.wrong_segments) < len(run.val.segments) < 30
     assert result.exact_match == 1 - len(result.val_losses.wrong_segments) / len(run.val.segments)
+
+
+def test_the_time_left_counts_evaluations_until_one_is_timed(options, tmp_path, monkeypatch):
+    monkeypatch.setattr("storage.log.SECONDS_BETWEEN_LINES", 0)
+    more = ["--max_iters=9", "--warmup_ratio=0", "--eval_interval=4", f"--out_dir={tmp_path}/run"]
+    left = re.findall(r" minutes(.*) left", train(*options, *more)[1])
+    assert left == [" and 3 evaluations"] * 3 + [""] * 4  # after steps 2, 3, 4, and 5 to 8
 
 
 @pytest.mark.parametrize(("seconds", "noted"), [(10, True), (0.1, False)])
