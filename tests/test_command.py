@@ -36,6 +36,7 @@ INVALID_FILES = [
     # what YAML reads as a number elsewhere, and no value
     ("batch_size: 1:30\n", "must be an integer of at least 1, but is '1:30'"),
     ("learning_rate: .nan\n", "but is '.nan'"),
+    ("seed: on\n", "but is 'on'"),
     ("seed: 1\nlearning_rate:\n", "line 2: learning_rate must be a number of more than 0"),
     # YAML that is refused
     ("seed: 1\nn_layer: 2\nseed: 2\n", "line 3: duplicate key 'seed', as in line 1"),
