@@ -46,6 +46,7 @@ INVALID_FILES = [
     # settings that do not fit together
     ("answer_after: =\n", "answer_after '=' needs items that end: set separator too"),
     ("n_embd: 384\nn_head: 5\n", "n_embd 384 is not divisible by n_head 5; nearest n_head: 6, 4"),
+    ("positions: learned\nn_embd: 100\nn_head: 3\n", "by n_head 3; nearest n_head: 4, 2"),
     ("n_embd: 12\n", "into heads of even size, for positions rope; nearest n_head: 3, 6"),
     ("n_embd: 3\nn_head: 1\n", "choose an even n_embd"),
 ]  # fmt: skip
@@ -273,6 +274,7 @@ REFUSED_STARTS = [  # arguments, and words of the message
     (["my.yaml", "--resume", "--overwrite"], "--resume and --overwrite contradict each other"),
     (["out/book/last.safetensors"], "name its folder to resume the run: out/book"),
     (["out/bok"], "out/bok: is no config and no run folder; did you mean out/book?"),
+    (["bok"], "bok: is no config and no run folder; did you mean out/book?"),
     (["my.yaml", "out/book"], "takes one config file or run folder", "['my.yaml', 'out/book']"),
 ]
 

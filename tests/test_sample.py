@@ -58,6 +58,7 @@ def test_a_wrong_prompt_option_or_checkpoint_is_one_line_with_its_exit_code(
     assert exit_code(sample_main, [*arguments, "--max-new-tokens=5"]) == code
     message = capsys.readouterr().err
     assert len(message.splitlines()) == bool(fragments)
+    assert escape_controls(message, keep="\n") == message
     assert all(fragment in message for fragment in fragments)
 
 
