@@ -122,7 +122,8 @@ def test_of_a_prompt_longer_than_the_context_the_end_counts_and_a_note_says_so(s
     prompt, options = "So it is, so be it.\xe9 " * 10, ["--max-new-tokens=20", "--temperature=0"]
     text, notes = run_sample(smoke, f"--prompt={prompt}", *options, "--unknown=skip")
     read = prompt.replace("\xe9", "")
-    assert text.startswith(read)
+    typed, _ = run_sample(smoke, f"--prompt={prompt}", "--unknown=skip", "--interactive")
+    assert text.startswith(read) and typed == f"{read}\n"
     assert text[160:] == run_sample(smoke, f"--prompt={read[160:]}", *options)[0]
     assert notes == (
         "skipped 10 characters not in the vocabulary\n"
