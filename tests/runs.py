@@ -1,20 +1,17 @@
-"""A run that takes about a second: in this process, in a subprocess, or as ranks; its results."""
+"""A run that takes half a second, in this process or in another one; its results."""
 
 import dataclasses
 import importlib
 import io
 import itertools
 import json
-import multiprocessing
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import chdir, redirect_stderr, redirect_stdout
-from multiprocessing.connection import wait
 from pathlib import Path
 
 import numpy as np
@@ -31,13 +28,13 @@ from configs.schema import TrainConfig
 from storage.checkpoint import BEST, FORMAT, LAST, SECTIONS, digest, load_checkpoint
 from tests.commands import exit_code, sample_main, train_main
 from tests.conftest import ROOT
-from training import device, evaluate
+from training import evaluate
 from training import step as step_module
 
 STEPS = 24
 SMALL = [
-    "configs/smoke.yaml", "--dtype=float32", "--n_layer=1", "--n_embd=16", "--block_size=16",
-    "--batch_size=4", f"--max_iters={STEPS}", f"--warmup_ratio={4 / STEPS}",
+    "configs/smoke.yaml", "--device=cpu", "--dtype=float32", "--n_layer=1", "--n_embd=16",
+    "--block_size=16", "--batch_size=4", f"--max_iters={STEPS}", f"--warmup_ratio={4 / STEPS}",
     f"--cooldown_ratio={20 / STEPS}", "--eval_interval=6", "--save_interval=4", "--log_interval=1",
     "--sample_chars=8", "--optimizer=muon", "--schedule=trapezoid", "--dropout=0.1",
     "--gradient_accumulation_steps=2", "--patience=100",
@@ -100,11 +97,6 @@ def start(*arguments: object) -> subprocess.Popen:
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     words = [sys.executable, *map(str, arguments)]
     return subprocess.Popen(words, cwd=ROOT, env=ENVIRONMENT, text=True, **pipes)
-
-
-def torchrun(size: int, *arguments: object) -> subprocess.Popen:
-    """Start `torchrun --nproc_per_node=SIZE train.py ...`, with stdout and stderr in one pipe."""
-    return start("-m", "torch.distributed.run", f"--nproc_per_node={size}", "train.py", *arguments)
 
 
 def raised(error: BaseException) -> Callable:
@@ -248,87 +240,3 @@ def equal(a: object, b: object) -> bool:
     if isinstance(a, (list, tuple)):
         return type(a) is type(b) and len(a) == len(b) and all(map(equal, a, b))
     return type(a) is type(b) and a == b
-
-
-# -------------------------------------------------------------------------------------------- ranks
-
-
-def run_ranks(
-    folder: Path, *arguments: Sequence[object], each: Callable[[int], None] | None = None
-) -> list[tuple]:
-    """Start one rank per list of arguments of train.py; return (exit code, stdout, stderr) of each.
-
-    As with torchrun, the others get SIGTERM as soon as one fails, and SIGKILL 30 seconds later.
-    `each` is called first, with the rank. A single list starts an ordinary process without ranks.
-    The processes are forks of one that has imported torch, which saves seconds.
-    """
-    folder.mkdir(exist_ok=True)
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__, "storage.log", "torch._dynamo"])
-    common = (len(arguments), _free_port(), folder)
-    processes = [
-        context.Process(target=_rank, args=(rank, *common, [str(word) for word in argv], each))
-        for rank, argv in enumerate(arguments)
-    ]
-    for rank, process in enumerate(processes):
-        for stream in "12":
-            (folder / f"{stream}{rank}").write_text("")  # in case the process ends early
-        process.start()
-    while alive := [process.sentinel for process in processes if process.exitcode is None]:
-        if failed := any(process.exitcode for process in processes):
-            for process in processes:
-                process.terminate()
-        # a rank may be about to replace its signal handler, and miss the signal
-        if not wait(alive, timeout=30 if failed else 240):
-            for process in processes:
-                process.kill()
-    return [
-        (process.exitcode, *((folder / f"{stream}{rank}").read_text() for stream in "12"))
-        for rank, process in enumerate(processes)
-    ]
-
-
-def _rank(
-    rank: int,
-    size: int,
-    port: int,
-    folder: Path,
-    argv: list[str],
-    each: Callable[[int], None] | None,
-) -> None:
-    for stream in (1, 2):
-        os.dup2(os.open(folder / f"{stream}{rank}", os.O_WRONLY), stream)
-    if size > 1:
-        variables = {
-            "RANK": rank,
-            "WORLD_SIZE": size,
-            "LOCAL_RANK": rank,
-            "LOCAL_WORLD_SIZE": size,
-            "GROUP_WORLD_SIZE": 1,
-            "MASTER_ADDR": "localhost",
-            "MASTER_PORT": port,
-            "TORCHELASTIC_RUN_ID": "test",
-        }
-        os.environ |= {name: str(value) for name, value in variables.items()}
-    os.chdir(ROOT)
-    torch.set_num_threads(1)
-    # a SIGTERM because another rank failed must not change the exit code of a run that has ended
-    signal.signal(signal.SIGTERM, lambda *_: None)
-    if each:
-        each(rank)
-    sys.exit(exit_code(train_main, argv))
-
-
-def in_float64(_: int) -> None:
-    """Compute in float64 what the settings call float32, so that only summation order differs."""
-    torch.set_default_dtype(torch.float64)
-    device.DTYPES["float32"] = torch.float64
-    device.Runtime.autocast = lambda _: torch.autocast("cpu", enabled=False)
-    torch.Tensor.float = torch.Tensor.double
-    loss = evaluate.cross_entropy(torch.zeros(1, 1, 2), torch.zeros(1, 1, dtype=torch.int64))
-    assert loss.dtype == torch.float64
-
-
-def _free_port() -> int:
-    with socket.create_server(("localhost", 0)) as server:
-        return server.getsockname()[1]

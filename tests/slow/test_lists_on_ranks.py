@@ -5,7 +5,8 @@ import sys
 import numpy as np
 import pytest
 
-from tests.runs import in_float64, run_ranks, scalars
+from tests.runs import scalars
+from tests.slow.ranks import in_float64, run_ranks
 from tests.test_lists import SMALL
 
 

@@ -14,7 +14,6 @@ from common.errors import ConfigError, ResourceError
 from tests.runs import (
     STEPS,
     at_step,
-    run_ranks,
     same_runs,
     scalars,
     send_at,
@@ -22,6 +21,7 @@ from tests.runs import (
     step_of,
     train,
 )
+from tests.slow.ranks import run_ranks
 from training.distributed import World
 from training.state import Run
 

@@ -15,7 +15,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.runs import count_checkpoints, run_ranks, same_runs, small_run_args, step_of, torchrun
+from tests.runs import count_checkpoints, same_runs, small_run_args, step_of
+from tests.slow.ranks import run_ranks, torchrun
 from tests.stress import main
 
 
