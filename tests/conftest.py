@@ -66,12 +66,13 @@ def train_run(options, tmp_path):
 
 @pytest.fixture(scope="session")
 def uninterrupted(tmp_path_factory):
-    """The folder of the small run, trained without a stop."""
+    """The folder of the small run, trained without a stop; beside it, its stdout in printed.txt."""
     from tests.runs import small_run_args, train
 
     folder = tmp_path_factory.mktemp("uninterrupted")
     code, output = train(*small_run_args(folder), f"--out_dir={folder / 'run'}")
     assert code == 0, output
+    (folder / "printed.txt").write_text(output)
     return folder / "run"
 
 

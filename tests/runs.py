@@ -10,7 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import chdir, redirect_stderr, redirect_stdout
 from pathlib import Path
 
@@ -108,15 +108,20 @@ def raised(error: BaseException) -> Callable:
     return fail
 
 
-def one_loss(nats: float) -> evaluate.WindowLosses:
-    """Return the losses of a text with a single prediction."""
-    return evaluate.WindowLosses(np.array([nats]), np.array([1.0]), np.array([]))
-
-
-def evaluations_give(patch: pytest.MonkeyPatch, *val_losses: float) -> None:
-    """Let the next evaluations find these validation losses; those on training text are 1."""
-    losses = iter([one_loss(loss) for val_loss in val_losses for loss in (val_loss, 1.0)])
-    patch.setattr(evaluate, "window_losses", lambda *_: next(losses))
+def evaluations_give(
+    patch: pytest.MonkeyPatch,
+    *val_losses: float,
+    train_losses: Iterable[float] = itertools.repeat(1.0),
+) -> None:
+    """Let the next evaluations find these losses, on validation text and on training text."""
+    pairs = zip(val_losses, train_losses, strict=False)
+    losses = iter([np.array([loss]) for pair in pairs for loss in pair])
+    one, no_segment = np.array([1.0]), np.array([])
+    patch.setattr(
+        evaluate,
+        "window_losses",
+        lambda *_: evaluate.WindowLosses(next(losses), one, no_segment),
+    )
 
 
 def at_step(patch: pytest.MonkeyPatch, step: int, action: Callable[[], None]) -> None:

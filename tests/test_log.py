@@ -29,7 +29,7 @@ from tests.runs import (
     at_step,
     contents,
     equal,
-    one_loss,
+    evaluations_give,
     raised,
     same_runs,
     scalars,
@@ -39,7 +39,6 @@ from tests.runs import (
     train_and_copy,
 )
 from train import build_run
-from training import evaluate
 from training.distributed import World
 
 SCALARS = {
@@ -161,41 +160,33 @@ def test_metrics_csv_has_the_numbers_that_tensorboard_shows(uninterrupted):
 # --------------------------------------------------------------------- a log that cannot be written
 
 
-FULL = OSError(errno.ENOSPC, "No space left on device")
-TWO_LINES = (
-    "Descriptors cannot be created directly.\nIf this call came from a _pb2.py"  # protobuf's
-)
-
-
-def disk_fills(patch):
-    append, counts = gfile.LocalFileSystem.append, itertools.count()
-    patch.setattr(gfile.LocalFileSystem, "append",
-                  lambda *words: raised(FULL)() if next(counts) >= 40 else append(*words))  # fmt: skip
-
-
-FAULTS = {  # a change of TensorBoard, and the reason that the warning gives
-    "not imported": (
-        lambda patch: patch.setitem(sys.modules, "torch.utils.tensorboard", None),
-        "import of torch.utils.tensorboard halted; None in sys.modules",
-    ),
-    "not started": (
-        lambda patch: patch.setattr(
-            "torch.utils.tensorboard.writer.FileWriter", raised(TypeError(TWO_LINES))
-        ),
-        "Descriptors cannot be created directly.",
-    ),
-    "full disk": (disk_fills, "No space left on device"),
-}
-
-
 # its thread ends in a traceback
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("import", "import of torch.utils.tensorboard halted; None in sys.modules"),
+        ("start", "Descriptors cannot be created directly."),
+        ("write", "No space left on device"),
+    ],
+)
 def test_a_tensorboard_that_fails_is_one_warning_with_the_reason_and_metrics_csv_is_complete(
-    fault, train_run, tmp_path, uninterrupted, monkeypatch
+    fault, reason, train_run, tmp_path, uninterrupted, monkeypatch
 ):
-    change, reason = FAULTS[fault]
-    change(monkeypatch)
+    append, counts = gfile.LocalFileSystem.append, itertools.count()
+
+    def append_to_a_full_disk(*arguments):
+        if next(counts) >= 40:
+            raise OSError(errno.ENOSPC, reason)
+        append(*arguments)
+
+    if fault == "import":
+        monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    elif fault == "start":
+        error = TypeError(f"{reason}\nIf this call came from a _pb2.py file")
+        monkeypatch.setattr("torch.utils.tensorboard.writer.FileWriter", raised(error))
+    else:
+        monkeypatch.setattr(gfile.LocalFileSystem, "append", append_to_a_full_disk)
     code, output = train_run()
     assert code == 0 and output.count("warning: ") == 1
     assert f"TensorBoard is not written ({reason}); training continues\n" in output
@@ -215,19 +206,18 @@ def test_a_metrics_csv_that_fails_is_one_warning_and_tensorboard_is_complete(
 # ------------------------------------------------------------------------------------ the console
 
 
-def test_a_run_prints_its_data_model_and_results_and_at_the_end_two_commands(smoke):
-    *printed, ended, best, sample, tensorboard = (smoke / "printed.txt").read_text().splitlines()
+def test_a_run_prints_its_data_model_and_results_and_at_the_end_two_commands(uninterrupted):
+    text = (uninterrupted.parent / "printed.txt").read_bytes().decode()
+    assert not re.search("[\r\x1b]", text)  # no terminal: no bar, no colours
+    *printed, ended, best, sample, tensorboard = text.splitlines()
     labels = ("text", "split", "rarest", "model", "device", "training", "first loss", "speed")
     starts = [line for line in printed if line.startswith(labels)]
     assert [line[:12].strip() for line in starts] == list(labels)
-    assert any(line.startswith("step 60: validation loss ") for line in printed)
-    assert any(line.startswith("  | ") for line in printed)  # a sample
-    # no terminal: no bar, no colours
-    assert not re.search("[\r\x1b]", (smoke / "printed.txt").read_bytes().decode())
-    assert re.fullmatch(r"finished after \d\.\d minutes", ended)
-    assert re.fullmatch(r"best validation loss \d\.\d{4} at step 60; now try:", best)
-    assert re.fullmatch(rf"  \S+ \S*sample\.py --ckpt {smoke}", sample)
-    assert re.fullmatch(rf"  \S+ -m tensorboard\.main --logdir {smoke.parent}", tensorboard)
+    assert "\nstep 24: validation loss " in text and "  | " in text  # a sample
+    assert re.fullmatch(r"finished after \d+\.\d minutes", ended)
+    assert re.fullmatch(r"best validation loss \d\.\d{4} at step 24; now try:", best)
+    assert re.fullmatch(rf"  \S+ \S*sample\.py --ckpt {uninterrupted}", sample)
+    assert re.fullmatch(rf"  \S+ -m tensorboard\.main --logdir {uninterrupted.parent}", tensorboard)
 
 
 def test_a_file_gets_the_loss_and_the_time_left_now_and_then(train_run, monkeypatch):
@@ -273,8 +263,7 @@ def test_a_validation_loss_that_only_rises_while_the_training_loss_falls_is_over
 ):
     """A resumed run knows it too: it compares with the best step, not with its first evaluation."""
     val_losses = [3.0, 2.0, 2.1, 2.2, 2.3, 2.4]
-    losses = iter([each for pair in zip(val_losses, train_losses, strict=True) for each in pair])
-    monkeypatch.setattr(evaluate, "window_losses", lambda *_: one_loss(next(losses)))
+    evaluations_give(monkeypatch, *val_losses, train_losses=train_losses)
     words = [*options, "--eval_interval=4", f"--out_dir={tmp_path / 'run'}"]
     assert "overfitting" not in stop_at(17, *words)
     code, output = train(*words, "--resume")
