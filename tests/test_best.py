@@ -9,16 +9,7 @@ import pytest
 
 from storage import folder as folder_module
 from storage.checkpoint import BEST, LAST, load_checkpoint
-from tests.runs import (
-    STEPS,
-    at_step,
-    contents,
-    equal,
-    evaluations_give,
-    step_of,
-    stop_at,
-    train,
-)
+from tests.runs import STEPS, at_step, contents, equal, evaluations_give, step_of, stop_at, train
 
 
 @pytest.fixture

@@ -11,16 +11,7 @@ import pytest
 import torch
 
 from common.errors import ConfigError, ResourceError
-from tests.runs import (
-    STEPS,
-    at_step,
-    same_runs,
-    scalars,
-    send_at,
-    small_run_args,
-    step_of,
-    train,
-)
+from tests.runs import STEPS, at_step, same_runs, scalars, send_at, small_run_args, step_of, train
 from tests.slow.ranks import run_ranks
 from training.distributed import World
 from training.state import Run

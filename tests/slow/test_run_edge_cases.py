@@ -1,12 +1,23 @@
-"""Resuming in less common cases: out of patience, on a fallback text, with a moved text, without
-standard output.
+"""Runs and resumes in less common cases: out of patience, on a fallback text, with a text that
+moved, without standard output, without a folder.
 """
 
 import os
+import shutil
 import sys
 
 from storage.checkpoint import LAST, load_checkpoint
-from tests.runs import STEPS, raised, same_runs, small_run_args, step_of, stop_at, train
+from tests.runs import (
+    STEPS,
+    at_step,
+    evaluations_give,
+    raised,
+    same_runs,
+    small_run_args,
+    step_of,
+    stop_at,
+    train,
+)
 from tests.slow.ranks import run_ranks
 from tests.test_resume import EARLY, stop_and_resume
 
@@ -60,3 +71,14 @@ def test_a_closed_stdout_does_not_end_a_run(options, uninterrupted, tmp_path):
     ((code, _, stderr),) = run_ranks(tmp_path / "console", words, each=close_stdout)
     assert code == 0, stderr
     assert same_runs(uninterrupted, tmp_path / "run")
+
+
+def test_a_folder_that_is_gone_at_the_end_still_gets_the_finished_weights(
+    options, tmp_path, monkeypatch
+):
+    run = tmp_path / "run"
+    at_step(monkeypatch, STEPS - 1, lambda: shutil.rmtree(run))
+    evaluations_give(monkeypatch, 1.0, 2.0, 2.0, 2.0)
+    code, output = train(*options, f"--out_dir={run}")
+    assert code == 0 and output.count("warning: ") == 1 and step_of(run) == STEPS
+    assert "best validation loss 1.0000 at step 6" in output
