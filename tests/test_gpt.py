@@ -94,12 +94,12 @@ def test_parameter_counts_equal_nanogpts():
         assert parameter_count(GPT(command.new_settings().model, 65)) == count
 
 
-def test_ids_that_do_not_fit_are_rejected_and_leave_the_cache_as_it_was():
+def test_ids_that_do_not_fit_are_refused_and_leave_the_cache_as_it_was():
     model = build(n_previous=3).eval()
     cache = model.new_cache()
     model(IDS[:, :6], cache)
     for ids, message in (
-        (IDS[0, 6:], r"ids must be \(B, T\) with T at least 1, not \(2,\); ids\[None\] is"),
+        (IDS[0, 6:], r"ids must be \(B, T\) .* not \(2,\)"),
         (IDS[:, :3], "9 tokens exceed block_size 8"),
         (IDS[:2, 6:], "ids are 2 texts, the cache holds 3"),
     ):

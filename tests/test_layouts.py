@@ -1,6 +1,6 @@
 """Equivalence of the weight layouts: the same training in each, and bit-exact conversion."""
 
-import dataclasses
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from tests.runs import train as train_run
 from training.optimizers import MOMENTS, build_optimizers, state_of
 
 SIZES = {"n_layer": 2, "n_head": 2, "n_embd": 12, "block_size": 8}
-CONFIG = ModelConfig(**SIZES, **GPT2, kernel="batched", dropout=0.2)
+CONFIG = ModelConfig(**SIZES, **GPT2, bias=True, kernel="batched", dropout=0.2)
 VOCABULARY = 11
 
 
@@ -64,39 +64,33 @@ def train(run, steps):
     return losses
 
 
-@pytest.mark.parametrize("bias", [False, True], ids=["", "bias"])
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_change_of_layout_changes_no_weight_no_optimizer_state_and_no_loss(
-    layout, optimizer, bias
-):
-    config = dataclasses.replace(CONFIG, bias=bias)
-    first = new_run(config, optimizer)
-    losses = train(first, range(5))
-    second = converted(first, dataclasses.replace(config, layout=layout), optimizer)
-    back = converted(second, config, optimizer)
+def test_a_change_of_layout_changes_no_weight_no_optimizer_state_and_no_loss(layout, optimizer):
+    """There and back again, in the middle of a training with biases and dropout."""
+    first = new_run(CONFIG, optimizer)
+    losses = train(first, range(3))
+    second = converted(first, replace(CONFIG, layout=layout), optimizer)
+    back = converted(second, CONFIG, optimizer)
     before = tensors_of(first)
     for after in (tensors_of(second), tensors_of(back)):
         assert list(after) == list(before)
         for kind in before:
             assert list(after[kind]) == list(before[kind])
             assert all(torch.equal(after[kind][name], before[kind][name]) for name in before[kind])
-    expected = train(first, range(5, 17))
-    assert train(second, range(5, 17)) == pytest.approx(expected, rel=0, abs=1e-9)
-    assert expected[-1] < losses[0] - 1  # it has learned
+    expected = train(first, range(3, 12))
+    assert train(second, range(3, 12)) == pytest.approx(expected, rel=0, abs=1e-9)
+    assert expected[-1] < losses[0] - 0.5  # it has learned
 
 
-@pytest.mark.parametrize("bias", [False, True], ids=["", "bias"])
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_run_in_any_layout_has_the_same_weights_and_losses_from_its_seed(layout, optimizer, bias):
-    config = dataclasses.replace(CONFIG, bias=bias)
-    fused = new_run(config, optimizer, torch.float32)
-    other = new_run(dataclasses.replace(config, layout=layout), optimizer, torch.float32)
+def test_a_run_in_any_layout_has_the_same_weights_and_losses_from_its_seed(layout):
+    fused = new_run(CONFIG, "muon", torch.float32)
+    other = new_run(replace(CONFIG, layout=layout), "muon", torch.float32)
     first, second = (named_tensors(model) for model, _ in (fused, other))
     assert list(first) == list(second)
     assert all(torch.equal(first[name], second[name]) for name in first)
-    assert train(other, range(12)) == pytest.approx(train(fused, range(12)), rel=0, abs=1e-6)
+    assert train(other, range(8)) == pytest.approx(train(fused, range(8)), rel=0, abs=1e-6)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -112,11 +106,10 @@ def test_a_layer_alone_has_the_tensors_of_its_layout_too(layout):
     assert torch.allclose(other(x), layer(x), atol=1e-6)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_stopped_run_goes_on_in_any_layout(layout, options, uninterrupted, tmp_path):
+def test_a_stopped_run_goes_on_in_another_layout(options, uninterrupted, tmp_path):
     """Bit-exact in its own one (tests/test_resume.py), within 1e-6 in another."""
     stop_at(9, *options, f"--out_dir={tmp_path / 'run'}")
-    assert train_run(tmp_path / "run", f"--layout={layout}")[0] == 0
+    assert train_run(tmp_path / "run", "--layout=heads")[0] == 0
     for tag in ("train/loss", "val/loss"):
         runs = (uninterrupted, tmp_path / "run")
         expected, found = ([loss for _, loss in scalars(run)[tag]] for run in runs)
