@@ -106,11 +106,16 @@ def test_a_layer_alone_has_the_tensors_of_its_layout_too(layout):
     assert torch.allclose(other(x), layer(x), atol=1e-6)
 
 
+def stop_and_go_on_in(layout, options, uninterrupted, run):
+    stop_at(9, *options, f"--out_dir={run}")
+    assert train_run(run, f"--layout={layout}")[0] == 0
+    for tag in ("train/loss", "val/loss"):
+        expected, found = (
+            [loss for _, loss in scalars(each)[tag]] for each in (uninterrupted, run)
+        )
+        assert found == pytest.approx(expected, rel=0, abs=1e-6)
+
+
 def test_a_stopped_run_goes_on_in_another_layout(options, uninterrupted, tmp_path):
     """Bit-exact in its own one (tests/test_resume.py), within 1e-6 in another."""
-    stop_at(9, *options, f"--out_dir={tmp_path / 'run'}")
-    assert train_run(tmp_path / "run", "--layout=heads")[0] == 0
-    for tag in ("train/loss", "val/loss"):
-        runs = (uninterrupted, tmp_path / "run")
-        expected, found = ([loss for _, loss in scalars(run)[tag]] for run in runs)
-        assert found == pytest.approx(expected, rel=0, abs=1e-6)
+    stop_and_go_on_in("heads", options, uninterrupted, tmp_path / "run")

@@ -6,6 +6,9 @@ import os
 import shutil
 import sys
 
+import pytest
+
+from model.attention import LAYOUTS
 from storage.checkpoint import LAST, load_checkpoint
 from tests.runs import (
     STEPS,
@@ -19,11 +22,17 @@ from tests.runs import (
     train,
 )
 from tests.slow.ranks import run_ranks
+from tests.test_layouts import stop_and_go_on_in
 from tests.test_resume import EARLY, stop_and_resume
 
 
 def test_a_run_that_stops_at_every_step_is_bit_exact(options, tmp_path):
     assert stop_and_resume(STEPS, options, tmp_path) == STEPS
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_stopped_run_goes_on_in_any_layout(layout, options, uninterrupted, tmp_path):
+    stop_and_go_on_in(layout, options, uninterrupted, tmp_path / "run")
 
 
 def test_a_run_out_of_patience_says_so_and_is_trained_further_with_more_steps(options, tmp_path):
