@@ -58,7 +58,7 @@ def chosen(output):
 
 def test_a_run_of_so_many_minutes_is_that_of_the_max_iters_it_prints(options, tmp_path):
     timed, repeated = tmp_path / "timed", tmp_path / "repeated"
-    code, output = train(*options, "--minutes=0.02", f"--out_dir={timed}")
+    code, output = train(*options, "--minutes=0.01", f"--out_dir={timed}")
     assert code == 0
     settings = contents(timed / "last.safetensors")["settings"]["train"]
     again = [f"--max_iters={chosen(output)}", f"--eval_interval={settings['eval_interval']}"]
