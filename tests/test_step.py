@@ -57,12 +57,3 @@ def test_the_loss_of_a_step_is_the_mean_over_all_targets_of_its_micro_batches(co
     result = train_step(run)
     assert result.loss == pytest.approx(expected, rel=1e-6)
     assert result.predictions == (y != IGNORED).sum()
-
-
-def test_the_loss_of_a_single_micro_batch_has_the_bits_of_its_cross_entropy(corpus):
-    run = run_of(corpus, batch_size=4)
-    x, y = map(torch.from_numpy, run.batches[0])
-    count = int((y != IGNORED).sum())
-    with torch.no_grad():
-        expected = cross_entropy(run.model.train()(x), y, "sum") / count
-    assert train_step(run).loss == expected.item()
