@@ -33,7 +33,6 @@ from tests.runs import (
     raised,
     same_runs,
     scalars,
-    small_run_args,
     stop_at,
     train,
     train_and_copy,
@@ -49,29 +48,6 @@ SCALARS = {
 TEXTS = {f"{tag}/text_summary" for tag in ("samples/text", "setup/run")}
 IMAGE = "views/attention_layer_1"
 EVALUATIONS = [6, 12, 18, 24]
-KILLED_AT, SAVED_AT = 11, 8  # counted from 0; the step of the last save before it
-
-
-@pytest.fixture(scope="module")
-def killed(tmp_path_factory):
-    """The small run as a kill in step 11 would leave it, and resumed: its folder, and what it had
-    logged by then.
-    """
-    folder = tmp_path_factory.mktemp("killed")
-    options, append = small_run_args(folder), gfile.LocalFileSystem.append
-
-    def slow_append(*arguments):
-        time.sleep(0.005)  # without a flush, what was logged last would still be in a queue
-        append(*arguments)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gfile.LocalFileSystem, "append", slow_append)
-        run = train_and_copy(folder / "run", KILLED_AT, *options)
-    with open(run / METRICS, "a", encoding="ascii") as file:
-        file.write("\n12,1.5,3.14")  # as if the kill had cut a row
-    logged, metrics = scalars(run), (run / METRICS).read_text()
-    assert train(run)[0] == 0
-    return run, logged, metrics
 
 
 def rows_of(run):
@@ -105,24 +81,32 @@ def test_tensorboard_has_every_tag_at_every_step_that_was_logged(uninterrupted):
         assert [event.step for event in shown] == EVALUATIONS
 
 
-def test_a_kill_loses_nothing_that_was_logged(killed):
-    _, logged, metrics = killed
-    assert [step for step, _ in logged["train/loss"]] == list(range(1, KILLED_AT + 1))
-    assert [step for step, _ in logged["val/loss"]] == EVALUATIONS[:1]
-    assert f"\n{KILLED_AT}," in metrics
+def test_a_kill_loses_nothing_that_was_logged_and_the_resumed_log_is_that_of_an_uninterrupted_run(
+    options, uninterrupted, tmp_path, monkeypatch
+):
+    """metrics.csv is only appended to, even if its last row was cut."""
+    append = gfile.LocalFileSystem.append
 
+    def slow_append(*arguments):
+        time.sleep(0.005)  # without a flush, what was logged last would still be in a queue
+        append(*arguments)
 
-def test_after_a_kill_and_a_resume_the_log_is_that_of_an_uninterrupted_run(killed, uninterrupted):
-    assert same_runs(killed[0], uninterrupted)  # all that TensorBoard shows, too
-    assert rows_of(killed[0]) == rows_of(uninterrupted)
+    with monkeypatch.context() as patch:
+        patch.setattr(gfile.LocalFileSystem, "append", slow_append)
+        run = train_and_copy(tmp_path / "run", 11, *options)  # a copy is what a kill leaves
+    assert [step for step, _ in scalars(run)["train/loss"]] == list(range(1, 12))
+    assert [step for step, _ in scalars(run)["val/loss"]] == EVALUATIONS[:1]
+    before = (run / METRICS).read_text()
+    assert before.splitlines()[-1].startswith("11,")
 
-
-def test_after_a_kill_metrics_csv_is_only_appended_to_and_the_minutes_go_on(killed):
-    run, _, before = killed
+    (run / METRICS).write_text(f"{before}\n12,1.5,3.14")
+    assert train(run)[0] == 0
+    assert same_runs(run, uninterrupted)  # all that TensorBoard shows, too
+    assert rows_of(run) == rows_of(uninterrupted)
     lines = (run / METRICS).read_text()
-    assert lines.startswith(f"{before}\n{SAVED_AT + 1},")  # the row that was cut has ended
-    minutes = [float(line.split(",")[1]) for line in lines.splitlines()[1:]]
-    minutes.remove(1.5)  # of the row that was cut
+    assert lines.startswith(f"{before}\n12,1.5,3.14\n9,")  # goes on after the last save, in step 8
+    minutes = [float(line.split(",")[1]) for line in lines.splitlines()[1:] if line]
+    minutes.remove(1.5)
     assert minutes == sorted(minutes)
 
 
