@@ -69,22 +69,6 @@ def test_a_checkpoint_has_numbers_for_dropout_and_interval_and_the_words_for_the
     assert (settings.model.kernel, settings.device) == ("auto", "auto")
 
 
-def test_a_longer_run_keeps_dropout_and_interval_and_says_how_to_choose_them_anew(
-    options, tmp_path
-):
-    run = tmp_path / "run"
-    words = ["--batch_size=16", "--n_embd=32", "--dropout=auto", "--eval_interval=auto"]
-    assert train(*options, *words, "--max_iters=10", f"--out_dir={run}")[0] == 0
-    code, output = train(run, "--max_iters=12")
-    line = "note: the run keeps dropout 0 and eval_interval 1; for the new length: --dropout=auto"
-    assert code == 0 and f"\n{line} --eval_interval=auto\n" in output
-    code, output = train(run, "--max_iters=60", "--dropout=auto", "--eval_interval=auto")
-    assert code == 0 and "the run keeps" not in output
-    settings = load_checkpoint(run / LAST).settings
-    assert (settings.model.dropout, settings.train.eval_interval) == (0.05, 6)
-    assert "the run keeps" not in train(run)[1]  # the same length
-
-
 def test_logit_scale_follows_the_epochs_read_when_a_run_is_evaluated_or_saved(options, tmp_path):
     """`settings` keeps the word; whoever loads the model finds the number of these weights."""
     words = ["--batch_size=16", "--max_iters=60", "--logit_scale=auto"]

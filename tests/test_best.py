@@ -1,13 +1,9 @@
-"""The best model is never lost: best.safetensors only gets weights that are at least as good, and
-a run that is killed loses little.
-"""
+"""The best model is never lost: best.safetensors gets only weights that are at least as good."""
 
 import shutil
-from types import SimpleNamespace
 
 import pytest
 
-from storage import folder as folder_module
 from storage.checkpoint import BEST, LAST, load_checkpoint
 from tests.runs import STEPS, at_step, contents, equal, evaluations_give, step_of, stop_at, train
 
@@ -76,33 +72,3 @@ def test_the_best_loss_so_far_is_the_one_in_the_file_of_the_best_weights(
     assert load_checkpoint(run / LAST).progress.best_loss == loss  # as in an uninterrupted run
     assert ((run / BEST).read_bytes() == before) == kept
     assert best_loss(run) == (1.7 if kept else loss)
-
-
-# ---------------------------------------------------------------------------------- save_interval
-
-
-@pytest.mark.parametrize(
-    ("step_seconds", "save_seconds", "expected"),
-    [
-        (10, 0, [*range(0, 21, 2), 23, 24]),  # 15 s at first; after 150 s, a tenth
-        (1000, 0, [*range(25)]),  # never more than five minutes
-        (10, 1, [0, 5, 10, 15, 20, 24]),  # 50 times what a save takes
-    ],
-)
-def test_an_automatic_save_comes_after_a_tenth_of_the_time_so_far(
-    step_seconds, save_seconds, expected, options, run, monkeypatch
-):
-    saved, clock = set(), SimpleNamespace(now=0.0)
-    monkeypatch.setattr(folder_module, "time", SimpleNamespace(monotonic=lambda: clock.now))
-    to_bytes = folder_module.to_bytes
-
-    def slow_to_bytes(checkpoint):
-        saved.add(checkpoint.progress.step)
-        clock.now += save_seconds
-        return to_bytes(checkpoint)
-
-    monkeypatch.setattr(folder_module, "to_bytes", slow_to_bytes)
-    for step in range(STEPS):
-        at_step(monkeypatch, step, lambda: setattr(clock, "now", clock.now + step_seconds))
-    assert train(*options, f"--out_dir={run}", "--save_interval=auto", "--eval_interval=99")[0] == 0
-    assert sorted(saved) == expected

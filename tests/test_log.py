@@ -29,11 +29,9 @@ from tests.runs import (
     at_step,
     contents,
     equal,
-    evaluations_give,
     raised,
     same_runs,
     scalars,
-    stop_at,
     train,
     train_and_copy,
 )
@@ -236,21 +234,3 @@ def test_a_terminal_has_a_bar_and_may_be_closed(options, tmp_path, uninterrupted
     assert stdout.getvalue().count(": about ") == 1  # the bar has the rest
     assert "loss " in terminal.getvalue() and " char/s" in terminal.getvalue()
     assert same_runs(run, uninterrupted)
-
-
-@pytest.mark.parametrize(("train_losses", "warned"), [
-    ([3.0, 2.0, 1.9, 1.8, 1.7, 1.6], True),
-    ([3.0, 1.9, 1.9, 1.9, 1.9, 1.9], False),  # it has learned what it can
-])  # fmt: skip
-def test_a_validation_loss_that_only_rises_while_the_training_loss_falls_is_overfitting(
-    train_losses, warned, options, tmp_path, monkeypatch
-):
-    """A resumed run knows it too: it compares with the best step, not with its first evaluation."""
-    val_losses = [3.0, 2.0, 2.1, 2.2, 2.3, 2.4]
-    evaluations_give(monkeypatch, *val_losses, train_losses=train_losses)
-    words = [*options, "--eval_interval=4", f"--out_dir={tmp_path / 'run'}"]
-    assert "overfitting" not in stop_at(17, *words)
-    code, output = train(*words, "--resume")
-    assert code == 0 and output.count("overfitting: ") == warned
-    fell = "not improved since step 8, while the loss on training text fell from 2.0000 to 1.7000"
-    assert (fell in output) == warned
