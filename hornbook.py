@@ -8,8 +8,8 @@ After 1,400 steps on Tiny Shakespeare (20 minutes on two CPU cores, validation l
     Nothing, I'll stay the slighting love and bloods
     Which give me speeches he might die and see,
 
-Each heading names the full version of its part, whose settings are the constants here. The losses
-equal those of `python train.py configs/shakespeare.yaml --device=cpu --dtype=float32`.
+Each heading names the full version of its part, whose settings are the constants here. 20 steps
+have the losses of `python train.py configs/shakespeare.yaml --device=cpu --dtype=float32`.
 B windows, T new characters, S cached and new, C = N_EMBD, H = N_HEAD, D = C / H, V vocabulary size
 """
 
