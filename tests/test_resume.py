@@ -103,7 +103,8 @@ def test_a_run_goes_on_on_another_machine_with_a_note_of_each_difference(stopped
     saved["environment"]["threads"] = "\x1b[2J"
     saved["settings"]["device"] = "mps"
     write_checkpoint(stopped / LAST, saved)
-    monkeypatch.setattr("torch.backends.mps.is_available", lambda: False)
+    for name in ("torch.backends.mps.is_available", "torch.cuda.is_available"):
+        monkeypatch.setattr(name, lambda: False)
     code, output = train(stopped)
     assert code == 0 and "note: no MPS device on this machine" in output
     assert "threads \\x1b[2J -> 1" in output
