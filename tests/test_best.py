@@ -17,7 +17,7 @@ def best_loss(run):
     return load_checkpoint(run / BEST).progress.best_loss
 
 
-def test_best_has_the_weights_alone(uninterrupted):
+def test_best_safetensors_has_the_weights_without_the_state_of_the_optimizers(uninterrupted):
     best, last = (contents(uninterrupted / name) for name in (BEST, LAST))
     weights = {name: t for name, t in last["tensors"].items() if name.startswith("model.")}
     assert last["progress"]["best_step"] == STEPS and len(weights) < len(last["tensors"])

@@ -125,7 +125,7 @@ def file(tmp_path):
     return write_small(tmp_path)
 
 
-def test_loading_returns_what_was_written(file):
+def test_a_checkpoint_file_loads_as_what_was_written(file):
     saved = load_checkpoint(file)
     write_atomic(file.with_name("again"), to_bytes(saved))
     assert equal(contents(file.with_name("again")), contents(file))

@@ -107,7 +107,7 @@ class OnTheCpu(TorchFunctionMode):
         return result
 
 
-def test_no_layout_or_kernel_leaves_a_tensor_on_the_default_device():
+def test_every_layout_and_kernel_computes_on_the_device_of_its_inputs():
     ids, x, context = torch.zeros(3, 8).long(), torch.ones(3, 4, 8), torch.ones(3, 5, 8)
     boolean, additive = torch.ones(4, 4).bool(), torch.ones(3, 2, 4, 5)
     sizes = {"n_layer": 1, "n_head": 2, "n_embd": 8, "block_size": 8}

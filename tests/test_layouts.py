@@ -83,7 +83,7 @@ def test_a_change_of_layout_changes_no_weight_no_optimizer_state_and_no_loss(lay
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_layer_alone_has_the_tensors_of_its_layout_too(layout):
+def test_an_attention_layer_without_a_model_is_converted_between_layouts_too(layout):
     layer, other = (MultiHeadAttention(12, 2, layout=each, bias=True) for each in (layout, "fused"))
     tensors = named_tensors(layer)
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}

@@ -28,7 +28,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_the_example_in_the_docstring_runs_and_gives_what_sample_gives(folder):
+def test_the_example_of_load_model_runs_and_gives_what_sample_gives(folder):
     (example,) = re.findall(r"\n\n((?: {8}.*\n|\n)+)", load_model.__doc__)
     found = {}
     exec(textwrap.dedent(example).replace("out/shakespeare", str(folder)), found)

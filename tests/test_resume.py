@@ -189,6 +189,7 @@ def test_one_command_starts_a_run_and_resumes_it_bit_exactly(options, uninterrup
     words = [*options, f"--init_from={uninterrupted}"]
     output = stop_at(9, *words, f"--out_dir={parts}", "--resume")
     assert output.startswith(f"{parts} has no run to resume: starting one\n")
+    assert "lower learning rates were best for fine-tuning" in output
     code, output = train(*words, f"--out_dir={parts}", "--resume")
     assert code == 0 and f"resuming {parts} at step 10 with its own settings" in output
     code, output = train(*words, f"--out_dir={whole}", "--resume")  # a misspelled folder, perhaps
