@@ -264,7 +264,7 @@ def write(model, vocabulary, count):
 
 if __name__ == "__main__":
     sys.stdout.reconfigure(errors="backslashreplace")  # a terminal may lack a character
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("texts", nargs="*", metavar="TEXT", help="default: those in data/")
     parser.add_argument("--max_iters", type=int, default=MAX_ITERS, help=f"default: {MAX_ITERS}")
     options = parser.parse_args()
