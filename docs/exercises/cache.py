@@ -42,10 +42,10 @@ with torch.no_grad():
     next_logits = model(ids[None, 32:33], cache)[0, -1]
     right = model(ids[None, 16:33])[0, -1]
 difference = (next_logits - right).abs().max()
-sentence = f"the next logits are up to {difference:.2f} off; the older half still has an effect."
+sentence = f"the next logits are up to {difference:.2f} off those after the newer half alone."
 expect(difference < 1e-3, sentence)
 
 print("""A key depends on its position; a key and a value depend on what the blocks below gathered
-from all earlier characters, and on the characters just before (token shifts). Only the ids depend
-on nothing, so the newer half must be read again: one more character for each that is written, but
-all of them in one call.""")
+from all earlier characters, and on the two characters before (N_PREVIOUS). Only the ids depend on
+nothing, so the newer half must be read again: one more character for each that is written, but all
+of them in one call.""")

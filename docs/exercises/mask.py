@@ -4,7 +4,8 @@ No character may see the future. This mask is right in training, where all chara
 wrong with a KV cache, where some were read before: then S characters have keys, but only the last T
 of them are new and have queries. Nothing fails; the model just writes worse text.
 
-Task: mend it. Hint: which row of the mask for T = S is left when only the last character is new?
+Task: mend it, without a look at `attention` in hornbook.py. Hint: which row of the mask for T = S is
+left when only the last character is new?
 """
 
 import torch
@@ -20,6 +21,7 @@ def future(T, S):
 # --------------------------------------------------------------------------------------- the checks
 for T, S in ((3, 3), (1, 5), (2, 5), (4, 6)):
     mask = future(T, S)
+    expect(mask.dtype == torch.bool, f"the mask is {mask.dtype}; it must be torch.bool.")
     expect(mask.shape == (T, S), f"for T = {T} and S = {S}, the shape is {tuple(mask.shape)}.")
     for row, position in enumerate(range(S - T, S)):  # of the new characters, counted from 0
         seen = (~mask[row]).nonzero().flatten().tolist()
@@ -27,7 +29,7 @@ for T, S in ((3, 3), (1, 5), (2, 5), (4, 6)):
         expect(seen == list(range(position + 1)), f"{sentence}, not itself and all before it.")
 
 print(f"""The newest character sees everything, so the triangle ends at the lower right: with 2 new
-of 5, the mask is
-{future(2, 5).int().tolist()}, where 1 is hidden.
+of 5, where 1 is hidden, the mask is
+{future(2, 5).int()}
 Training never shows the bug: there T = S. The same trap is in PyTorch: `is_causal=True`
 of scaled_dot_product_attention begins at the upper left.""")

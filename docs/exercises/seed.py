@@ -36,6 +36,7 @@ once = sample(1337, 3, 40)
 expect(sample(1337, 3, 40) == once, "the same call gives another text the second time.")
 expect(sample(1337, 4, 40) != once, "samples 3 and 4 of a seed are the same text.")
 expect(sample(7, 3, 40) != once, "seeds 1337 and 7 give the same text.")
+expect(sample(7, 0, 40) != sample(1337, 0, 40), "sample 0 is the same text for two seeds.")
 expect(sample(1336, 4, 40) != once, "sample 4 of seed 1336 is the same text.")
 expect(sample(1337, 3, 60).startswith(once), "a longer sample 3 begins in another way.")
 

@@ -37,9 +37,9 @@ def sample(seed, i, length):
     return text[1:]
 """,
     "epoch": """
-def windows(length, context):
-    starts = range(0, length - 1, context)
-    return [(start, min(start + context, length - 1)) for start in starts]
+def windows(count, context):
+    starts = range(0, count - 1, context)
+    return [(start, min(start + context, count - 1)) for start in starts]
 """,
     "mask": """
 def future(T, S):
