@@ -4,8 +4,8 @@ No character may see the future. This mask is right in training, where all chara
 wrong with a KV cache, where some were read before: then S characters have keys, but only the last T
 of them are new and have queries. Nothing fails; the model just writes worse text.
 
-Task: mend it, without a look at `attention` in hornbook.py. Hint: which row of the mask for T = S is
-left when only the last character is new?
+Task: mend it, without a look at `attention` in hornbook.py. Hint: which row of the mask for T = S
+is left when only the last character is new?
 """
 
 import torch
