@@ -4,12 +4,11 @@
 
 After 1,400 steps on Tiny Shakespeare (20 minutes on two CPU cores, validation loss 1.401):
 
-    If our enemy was for a sorrow courteous,
     Nothing, I'll stay the slighting love and bloods
     Which give me speeches he might die and see,
 
-Each heading names the full version of its part, whose settings are the constants here. 20 steps
-have the losses of `python train.py configs/shakespeare.yaml --device=cpu --dtype=float32`.
+Each heading names its part's full version; the constants are its settings. The first 20 losses
+equal those of `python train.py configs/shakespeare.yaml --device=cpu --dtype=float32`.
 B windows, T new characters, S cached and new, C = N_EMBD, H = N_HEAD, D = C / H, V vocabulary size
 """
 
@@ -35,8 +34,8 @@ LEARNING_RATE = 0.02  # the peak, for Muon and AdamW alike
 WARMUP_RATIO, COOLDOWN_RATIO = 1 / 70, 6 / 7  # shares of the run: 20 steps up, 1,200 steps down
 MUON_MOMENTUM, BETA1, BETA2 = 0.9, 0.9, 0.99  # BETA1 and BETA2 are AdamW's
 WEIGHT_DECAY, GRAD_CLIP = 0.1, 1.0  # longer gradients are scaled down to GRAD_CLIP
-# A model that rereads its text becomes overconfident: outside training, its logits are scaled down.
-LOGIT_SCALE_DROP, MIN_LOGIT_SCALE = 0.03, 0.8  # by max(0.8, 1 - 0.03 * epochs)
+# Rereading a text makes a model overconfident, so outside training its logits are scaled down.
+LOGIT_SCALE_DROP, MIN_LOGIT_SCALE = 0.03, 0.8  # the scale is max(0.8, 1 - 0.03 * epochs)
 TEMPERATURE = 0.7  # below 1, likely characters become likelier still
 SEED = 1337
 
@@ -61,7 +60,7 @@ def windows(length, epoch):
     rng = np.random.RandomState((SEED, epoch))  # the same numbers in every version of NumPy
     # The first cut is random: no character but the first begins a window in every epoch.
     first_cut = 1 + int(BLOCK_SIZE * rng.random_sample())
-    count = math.ceil(length / BLOCK_SIZE) + 1  # the first and the last may be short
+    count = math.ceil(length / BLOCK_SIZE) + 1  # the ends may be short, the last one empty
     cuts = [0] + [min(first_cut + BLOCK_SIZE * i, length) for i in range(count)]
     return [(cuts[i], cuts[i + 1]) for i in rng.permutation(count)]
 
@@ -78,10 +77,10 @@ def batches(ids):
         yield inputs, targets
 
 
-# ---- attention: model/attention.py has 24 equal versions -----------------------------------------
+# ---- attention: model/attention.py has 24 equivalent versions ------------------------------------
 def attention(q, k, v):
     """Return the mean of the values v for each query q, weighted by how well the keys k fit q."""
-    T, D, S = q.size(2), q.size(3), k.size(2)  # q (B, H, T, D): the last T of S; k, v (B, H, S, D)
+    T, S, D = q.size(2), k.size(2), q.size(3)  # q (B, H, T, D): the last T of S; k, v (B, H, S, D)
     scores = q @ k.mT / math.sqrt(D)  # (B, H, T, S)
     future = torch.arange(S) > torch.arange(S - T, S)[:, None]  # (T, S): key after query
     weights = scores.masked_fill(future, -math.inf).softmax(dim=-1)  # each row sums to 1
@@ -109,7 +108,7 @@ class Cache:
 
 # ---- the block: model/gpt.py has SwiGLU, dropout -------------------------------------------------
 class Block(nn.Module):
-    """Attention, in which characters read earlier ones, then an MLP on each alone."""
+    """Attention over each character and all before it, then an MLP on each alone."""
 
     def __init__(self):
         super().__init__()
@@ -125,8 +124,8 @@ class Block(nn.Module):
     def forward(self, x, layer, cache=None):
         normed = self.attn_norm(x)  # (B, T, C)
         q, k, v = self.query(normed), self.key(normed), self.value(normed)
-        q, k, v = (h.unflatten(-1, (N_HEAD, -1)).transpose(1, 2) for h in (q, k, v))  # (B, H, T, D)
-        q, k = (F.rms_norm(h, h.shape[-1:]) for h in (q, k))  # QK-norm: |score| <= sqrt(D) = 8
+        q, k, v = (t.unflatten(-1, (N_HEAD, -1)).transpose(1, 2) for t in (q, k, v))  # (B, H, T, D)
+        q, k = (F.rms_norm(t, t.shape[-1:]) for t in (q, k))  # QK-norm: |score| <= sqrt(D) = 8
         start = 0 if cache is None else cache.keys[layer].size(2)  # position of the first query
         q, k = rotate(q, start), rotate(k, start)  # now scores depend on relative positions
         if cache is not None:
@@ -152,7 +151,7 @@ class GPT(nn.Module):
         self.logit_scale = 1.0  # `train` lowers it: see LOGIT_SCALE_DROP
         # `out_proj` and `down` begin at 0, so at first a block passes its input on unchanged. Then
         # the logits are noise with the standard deviation sigma = 0.02 sqrt(C) = 0.32, and the loss
-        # is about ln V + sigma^2 / 2, because e^noise has the mean e^(sigma^2 / 2), and noise 0.
+        # is about ln V + sigma^2 / 2: noise has mean 0, but e^noise has mean e^(sigma^2 / 2).
         generator = torch.Generator().manual_seed(SEED)
         for name, parameter in self.named_parameters():
             if name.endswith(("out_proj.weight", "down.weight")):
@@ -164,8 +163,9 @@ class GPT(nn.Module):
         """Return logits (B, T, V) for ids (B, T), which follow those in the cache, if any."""
         T = ids.size(1)
         if cache is not None:
-            ids = cache.ids = torch.cat([cache.ids, ids], dim=1)  # (B, S)
-        x = self.token_embedding(ids)  # (B, S, C)
+            cache.ids = torch.cat([cache.ids, ids], dim=1)  # (B, S)
+            ids = cache.ids[:, -T - N_PREVIOUS :]  # the new ones and those before that they embed
+        x = self.token_embedding(ids)  # (B, T, C), with a cache up to (B, T + N_PREVIOUS, C)
         for n, table in enumerate(self.previous_embeddings, 1):
             x = x + F.pad(table(ids), (0, 0, n, 0))[:, :-n]  # shifted right by n, zero-filled
         x = x[:, -T:]  # (B, T, C): those of the new characters
@@ -179,17 +179,17 @@ class GPT(nn.Module):
 # ---- Muon (Jordan et al. 2024) and AdamW: training/optimizers.py ---------------------------------
 @torch.no_grad()
 def muon_step(weight, momentum, lr):
-    """Move a matrix equally far in each direction of its gradient, not mostly in the largest."""
+    """Step equally far along each singular direction of the gradient, not mostly the first."""
     momentum.lerp_(weight.grad, 1 - MUON_MOMENTUM)  # an average of the gradients
     update = weight.grad.lerp(momentum, MUON_MOMENTUM)  # the newest counts more: Nesterov
     update = orthogonalize(F.normalize(update, dim=-1))  # rows of equal length first: MuonEq-R
-    rows, columns = weight.shape  # the rows of a tall update are short: lengthen them
+    rows, columns = weight.shape  # a tall update has short rows: lengthened below
     weight.mul_(1 - lr * WEIGHT_DECAY)
     weight.sub_(lr * max(1.0, rows / columns) ** 0.5 * update)
 
 
 def orthogonalize(X):
-    """Newton-Schulz: bring all but tiny singular values of X, its stretches, to 0.7 to 1.2."""
+    """Newton-Schulz: bring all but the tiniest singular values of X to between 0.7 and 1.2."""
     tall = X.size(0) > X.size(1)
     X = X.mT if tall else X  # so that X X^T is the smaller product
     X = X / (torch.linalg.matrix_norm(X) + 1e-7)  # no singular value is above 1
@@ -257,7 +257,7 @@ def write(model, vocabulary, count):
     for _ in range(count):
         logits = model(ids, cache)[0, -1].double().numpy()  # (V,)
         sums = np.exp((logits - logits.max()) / TEMPERATURE).cumsum()  # unnormalized
-        threshold = (1 - rng.random()) * sums[-1]  # above 0: never reached by probability 0 alone
+        threshold = (1 - rng.random()) * sums[-1]  # in (0, sum]: probability 0 is never drawn
         ids = torch.tensor([[sums.searchsorted(threshold)]])  # the first sum to reach it
         yield vocabulary[ids.item()]
 
@@ -270,7 +270,7 @@ if __name__ == "__main__":
     options = parser.parse_args()
     data = Path(__file__).parent / "data"
     paths = options.texts or list(data.glob("tinyshakespeare/input.txt"))  # train.py downloads it
-    paths = paths or sorted(data.glob("plays/*.txt"))  # other texts have other losses
+    paths = paths or sorted(data.glob("plays/*.txt"))  # the bundled plays: other losses
     try:
         vocabulary, train_ids, validation_ids = read(paths)
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or too short
