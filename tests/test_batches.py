@@ -40,7 +40,7 @@ def window_starts(batches, steps):
 @example(17, 16, 0)  # one window
 @example(18, 16, 0)  # the last window may be empty
 @example([9, 17, 18, 33, 34, 50, 66, 80, 2], 16, 0)  # items of 1 to 5 contexts
-def test_every_epoch_predicts_every_character_exactly_once(lengths, block_size, seed):
+def test_every_epoch_predicts_every_character_but_the_first_exactly_once(lengths, block_size, seed):
     split = split_of(lengths)
     batches = Batches(split, block_size, 1, seed)
     n_steps = batches.windows_per_epoch
@@ -68,7 +68,7 @@ def test_epochs_differ_in_order_and_in_where_the_text_is_cut():
     assert len(order) == 100 and cuts == set(range(1, 17))
 
 
-def test_a_batch_depends_only_on_the_seed_and_the_step_and_not_on_the_batch_size():
+def test_the_order_of_windows_depends_on_the_seed_and_not_on_the_batch_size():
     split = split_of([1000, 200])
     expected = window_starts(Batches(split, 16, 6, seed=9), range(40)).reshape(30, 8)
     batches = Batches(split, 16, 8, seed=9)

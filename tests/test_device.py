@@ -78,7 +78,7 @@ def test_a_gpu_that_emulates_bfloat16_computes_in_float32(simulate_devices):
 BUILDS = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"]
 
 
-def test_a_gpu_is_too_old_below_every_build_of_this_torch():
+def test_a_gpu_is_too_old_if_its_capability_is_below_every_build_of_this_torch():
     assert is_too_old((6, 1), BUILDS)  # GTX 10xx, P100
     assert not is_too_old((8, 9), BUILDS)  # RTX 40: a newer minor version runs
     assert not is_too_old((12, 0), BUILDS)

@@ -61,7 +61,7 @@ def test_future_tokens_have_no_influence(number):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_initial_weights_depend_only_on_the_seed(layout):
+def test_initial_weights_depend_on_the_seed_and_not_on_the_layout(layout):
     """Not on the layout, nor on the state of the default generator."""
     for variant in VARIANTS[::4]:
         first = named_tensors(build(**variant))

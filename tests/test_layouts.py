@@ -65,7 +65,9 @@ def train(run, steps):
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_change_of_layout_changes_no_weight_no_optimizer_state_and_no_loss(layout, optimizer):
+def test_a_change_of_layout_changes_no_weight_no_state_of_adamw_or_muon_and_no_loss(
+    layout, optimizer
+):
     """There and back again, in the middle of a training with biases and dropout."""
     first = new_run(CONFIG, optimizer)
     losses = train(first, range(3))

@@ -111,7 +111,7 @@ def test_a_run_goes_on_on_another_machine_with_a_note_of_each_difference(stopped
     assert ": the result will differ from an uninterrupted run\n" in output
 
 
-def test_a_batch_may_be_cut_into_other_micro_batches_of_the_same_text(options, tmp_path):
+def test_a_resume_may_change_batch_size_if_a_step_keeps_its_windows(options, tmp_path):
     """Of 4 * 2 windows, in one batch of 8; another number of windows would skip text."""
     whole, parts, options = tmp_path / "whole", tmp_path / "parts", [*options, "--dropout=0"]
     assert train(*options, f"--out_dir={whole}")[0] == 0

@@ -41,7 +41,7 @@ def level(module):
     return next(i for i, names in enumerate(LEVELS) if module.partition(".")[0] in names)
 
 
-def test_every_package_has_its_place():
+def test_every_package_is_in_the_order_of_imports():
     folders = {path.parent.name for path in ROOT.glob("*/__init__.py")}
     assert folders - {"tests", "benchmarks", "docs"} == set(PACKAGES)
 

@@ -98,7 +98,7 @@ def test_links_below_a_pattern_are_not_followed_and_hidden_files_stay_out():
     assert find("**/*.txt").files == find("*/[12].*").files == ["1", "2"]
 
 
-def test_a_name_that_is_not_utf_8_is_called_that():
+def test_the_error_for_a_file_name_that_is_not_utf_8_says_so():
     for name in ("sources", "val_sources"):
         with pytest.raises(ConfigError) as raised:
             DataConfig(**{name: (os.fsdecode(b"caf\xe9.txt"),)})
