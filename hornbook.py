@@ -2,7 +2,7 @@
 
     python hornbook.py [TEXT ...] [--max_iters N]
 
-After 1,400 steps on Tiny Shakespeare (20 minutes on two CPU cores, validation loss 1.401):
+After 1,400 steps on Tiny Shakespeare (10 to 20 minutes on two cores, validation loss 1.401):
 
     Nothing, I'll stay the slighting love and bloods
     Which give me speeches he might die and see,
