@@ -2,10 +2,10 @@
 
     python hornbook.py [TEXT ...] [--max_iters N]
 
-After 1,400 steps on Tiny Shakespeare (10 to 20 minutes on two cores, validation loss 1.401):
+After 1,400 steps on Tiny Shakespeare (11 to 18 minutes on two cores, validation loss 1.407):
 
-    Nothing, I'll stay the slighting love and bloods
-    Which give me speeches he might die and see,
+    Ay, as it would not see the time traitors
+    That I muster down, let me so, the rest, then,
 
 Each heading names its part's full version; the constants are its settings. The first 20 losses
 equal those of `python train.py configs/shakespeare.yaml --device=cpu --dtype=float32`.
