@@ -70,15 +70,16 @@ class CharTokenizer:
         """
         ids = np.empty(len(text), self.dtype)
         for start, chunk in chunks(text):
-            new = np.take(self._id_of, code_points(chunk, errors="surrogatepass"), mode="clip")
-            if new.min() < 0:
-                position, known = start + int(new.argmin()), self.vocabulary
+            codes = code_points(chunk, errors="surrogatepass")
+            chunk_ids = np.take(self._id_of, codes, mode="clip")
+            if chunk_ids.min() < 0:
+                position, known = start + int(chunk_ids.argmin()), self.vocabulary
                 raise UnknownCharacter(
                     f"not in the vocabulary: {quoted_character(text[position])} at position "
                     f"{position}; the {len(known)} known characters are: {known[:100]}"
                     f"{'...' * (len(known) > 100)}; remove or replace that character"
                 )
-            ids[start : start + len(new)] = new
+            ids[start : start + len(chunk_ids)] = chunk_ids
         return ids
 
     def decode(self, ids) -> str:

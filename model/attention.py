@@ -59,7 +59,7 @@ class QKVProjection(nn.Module):
         self.build(n_embd, n_head, head_size, bias)
 
     def build(self, C: int, H: int, D: int, bias: bool) -> None:
-        """Create the parameters. A GPT replaces their values, by the same ones in every layout."""
+        """Create the parameters. A GPT draws their values anew, the same in every layout."""
         raise NotImplementedError
 
     def split(self, qkv: Tensor, kind: str) -> Iterator[tuple[nn.Parameter, Tensor]]:
