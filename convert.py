@@ -11,7 +11,6 @@ nanoGPT: https://github.com/karpathy/nanoGPT
 
 import argparse
 from pathlib import Path
-from pickle import UnpicklingError
 
 import common  # noqa: F401 - before torch, because it refuses an older Python
 
@@ -19,12 +18,11 @@ import common  # noqa: F401 - before torch, because it refuses an older Python
 import torch
 from torch import Tensor
 
-from common.console import prepare_console, print_result, script_command
-from common.errors import CheckpointError, ConfigError, DataError
-from common.files import holds_run, home_path, write_atomic
+from common.console import CheckpointError, ConfigError, DataError, prepare_console, say
+from common.files import holds_run, home_path, script_command, write_atomic
 from configs.schema import Config, DataConfig, ModelConfig, TrainConfig
-from storage.checkpoint import BEST, Checkpoint, TextInfo, build_model, checkpoint_errors, to_bytes
-from storage.folder import locked, prepare_folder
+from storage.checkpoint import BEST, Checkpoint, build_model, to_bytes
+from storage.folder import locked, write_settings
 
 GPT2 = {  # the architecture of nanoGPT, in the settings of this project
     "positions": "learned",
@@ -72,11 +70,11 @@ def main(argv: list[str] | None = None) -> int:
     with locked(options.out_dir):
         if holds_run(options.out_dir):
             raise ConfigError(f"out_dir: {options.out_dir} holds a run; choose another --out_dir")
-        prepare_folder(options.out_dir, overwrite=False, settings=checkpoint.settings)
+        write_settings(options.out_dir, checkpoint.settings)
         write_atomic(options.out_dir / BEST, to_bytes(checkpoint))
 
     command = script_command("sample.py", "--ckpt", options.out_dir)
-    print_result(f"imported {options.ckpt}; now try:", f"  {command}")
+    say(f"imported {options.ckpt}; now try:", f"  {command}")
     return 0
 
 
@@ -88,27 +86,28 @@ def read_nanogpt(path: Path, text: Path, encoding: str) -> Checkpoint:
         raise DataError(
             f"{text}: cannot be read: {error}; name the text or its --encoding"
         ) from error
-    with checkpoint_errors(path):
-        try:
-            content = torch.load(path, map_location="cpu", weights_only=True)
-            args = content["model_args"]
-            tensors = our_tensors(content["model"], args["n_head"])
-            vocab_size, shared = args["vocab_size"], {name: args[name] for name in SHARED}
-        except (UnpicklingError, KeyError):  # PyTorch's message says how to run the pickle: hide it
-            raise CheckpointError("not a checkpoint of nanoGPT; nothing in it was run") from None
-
-        # only a character-level model can be imported; GPT-2's vocabulary has about 50,000 tokens
-        if vocab_size != len(vocabulary):
-            raise CheckpointError(
-                f"the model has {vocab_size:,} tokens, --vocabulary {len(vocabulary):,} "
-                "distinct characters; only a character-level model can be imported, with the text "
-                "that it was trained on"
-            )
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+        args = content["model_args"]
+        tensors = our_tensors(content["model"], args["n_head"])
+        vocab_size, shared = args["vocab_size"], {name: args[name] for name in SHARED}
         model = ModelConfig(**GPT2, **shared, attention_dropout=args["dropout"])
+    except Exception as error:  # PyTorch's message says how to run the pickle: hide it
+        raise CheckpointError(
+            f"{path}: not a checkpoint of nanoGPT ({type(error).__name__}); nothing in it was run"
+        ) from error
+
+    # only a character-level model can be imported; GPT-2's vocabulary has about 50,000 tokens
+    if vocab_size != len(vocabulary):
+        raise CheckpointError(
+            f"{path}: the model has {vocab_size:,} tokens, --vocabulary {len(vocabulary):,} "
+            "distinct characters; only a character-level model can be imported, with the text "
+            "that it was trained on"
+        )
 
     # a checkpoint without optimizer state can be sampled from and fine-tuned, not resumed
     config = Config(data=DataConfig(encoding=encoding), model=model, train=ADAMW)
-    checkpoint = Checkpoint(config, model, vocabulary, tensors, TextInfo(text.name), path=path)
+    checkpoint = Checkpoint(config, vocabulary, tensors, {"name": text.name}, path=path)
     build_model(checkpoint)  # checks the tensors
     return checkpoint
 

@@ -7,8 +7,8 @@ NAMES is makemore's names.txt. Trains, with each seed,
 - configs/addition.yaml on sums of two and of three digits: of all 10,000 pairs of the former, 9,000
   to train on and 1,000 to validate on; of the latter 10,000 random ones and 1,000 others
 
-Prints a table with the best loss, in nats per character, or the exact match at the end; ours beside
-the published one.
+Prints a table with the best loss, in nats per character, or the exact match at the end; the minutes
+of the whole command; and published results.
 """
 
 import argparse
@@ -21,11 +21,10 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.runs import read_metrics, train
+from benchmarks.runs import read_curves, train
 
 NAMES, ADDITION = "configs/names.yaml", "configs/addition.yaml"
 MAKEMORE_SEED, TEST_ITEMS = 3407, 1000
-NAMES_ELSEWHERE = "about 1.92 (makemore's README)"
 SUMS = {  # base, reversed -> published; 3 digits: Lee et al. 2023, arXiv 2307.03381, table of sizes
     (100, False): "-",
     (100, True): "-",
@@ -51,31 +50,22 @@ def sums_split(base: int, is_reversed: bool) -> tuple[list[str], list[str]]:
     return lines[:-TEST_ITEMS], lines[-TEST_ITEMS:]
 
 
-def run_recipe(config: str, *options: str) -> tuple[list[dict[str, str]], float]:
-    """Run train.py; return the rows of its evaluations and the minutes of the whole command."""
+def train_on(sources: Sequence[Sequence[str]], config: str, seed: int) -> tuple[float, float]:
+    """Train on lists of items, one or (to train on, to validate on); return result and minutes.
+
+    The result is the exact match at the end, or for a list without questions the best loss.
+    """
     with tempfile.TemporaryDirectory() as name:
+        options = [f"--seed={seed}"]
+        for option, items in zip(("sources", "val_sources"), sources, strict=False):
+            path = Path(name, f"{option}.txt")
+            path.write_text("\n".join(items) + "\n")
+            options.append(f"--{option}={path}")
         folder, began = Path(name, "run"), time.monotonic()
         train(folder, config, *options)
-        minutes = (time.monotonic() - began) / 60
-        return [row for row in read_metrics(folder) if row["val_loss"]], minutes
-
-
-def run_on(split: tuple[list[str], list[str]], config: str, *options: str):
-    """Run train.py on training and validation items; return what `run_recipe` returns."""
-    with tempfile.TemporaryDirectory() as folder:
-        paths = [Path(folder, name) for name in ("train.txt", "val.txt")]
-        for path, items in zip(paths, split, strict=True):
-            path.write_text("\n".join(items) + "\n")
-        sources = (f"--sources={paths[0]}", f"--val_sources={paths[1]}")
-        return run_recipe(config, *sources, *options)
-
-
-def print_row(
-    task: str, values: Sequence[float], form: str, minutes: float, published: str
-) -> None:
-    spread = f"{min(values):{form}} to {max(values):{form}}"
-    mean = statistics.mean(values)
-    print(f"| {task} | {mean:{form}} | {spread} | {minutes:.1f} | {published} |", flush=True)
+        minutes, curves = (time.monotonic() - began) / 60, read_curves(folder)
+        is_sums = config == ADDITION
+        return curves["val/exact_match"][-1] if is_sums else min(curves["val/loss"]), minutes
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -86,37 +76,26 @@ def main(argv: list[str] | None = None) -> None:
     if not options.names.is_file():
         parser.error(f"{options.names} is not a file; makemore has it: names.txt")
     names = options.names.read_text().split()
+    tasks = [  # task, config, items, published
+        ("names, makemore's split", NAMES, makemore_split(names), "about 1.92 (makemore's README)"),
+        ("names, none on both sides", NAMES, [names], "-"),
+    ]
+    for (base, is_reversed), published in SUMS.items():
+        task = f"sums of {len(str(base - 1))} digits, {'reversed' if is_reversed else 'plain'}"
+        tasks.append((task, ADDITION, sums_split(base, is_reversed), published))
+
     print("| task | ours | lowest to highest | minutes | published |")
     print("| --- | ---: | ---: | ---: | --- |")
-
-    def row(task: str, column: str, published: str, run, *words: str) -> None:
-        runs = [run(*words, f"--seed={seed}") for seed in options.seeds]
-        values = [[float(row[column]) for row in rows] for rows, _ in runs]
-        minutes = statistics.mean(minutes for _, minutes in runs)
-        if column == "val_loss":
-            print_row(task, list(map(min, values)), ".4f", minutes, published)
-        else:
-            print_row(task, [value[-1] for value in values], ".2%", minutes, published)
-
-    split = makemore_split(names)
-    row(
-        "names, makemore's split",
-        "val_loss",
-        NAMES_ELSEWHERE,
-        lambda *words: run_on(split, NAMES, *words),
-    )
-    all_names = f"--sources={options.names.absolute()}"
-    row(
-        "names, none on both sides", "val_loss", "-",
-        lambda *words: run_recipe(NAMES, all_names, *words),
-    )  # fmt: skip
-    for (base, is_reversed), published in SUMS.items():
-        digits, order = len(str(base - 1)), "reversed" if is_reversed else "plain"
-        pairs = sums_split(base, is_reversed)
-        row(
-            f"sums of {digits} digits, {order}", "exact_match", published,
-            lambda *words, pairs=pairs: run_on(pairs, ADDITION, *words),
-        )  # fmt: skip
+    for task, config, items, published in tasks:
+        runs = [train_on(items, config, seed) for seed in options.seeds]
+        results, minutes = zip(*runs, strict=True)
+        form = ".2%" if config == ADDITION else ".4f"
+        print(
+            f"| {task} | {statistics.mean(results):{form}} "
+            f"| {min(results):{form}} to {max(results):{form}} "
+            f"| {statistics.mean(minutes):.1f} | {published} |",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

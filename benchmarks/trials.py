@@ -3,9 +3,9 @@
 Every option but --seeds and --name goes to train.py. Where its value has commas, it varies: each
 combination of values is a trial, and each trial is trained with the seeds 1, 2, ...
 
-Prints a table of the validation losses at the last step, with what counts as a difference, and
-draws out/trials/NAME/losses.svg. The same command again, with more seeds or values if you like,
-resumes an interrupted run and does not repeat a finished one.
+Prints a table of the validation losses at the last step, with what counts as a difference. The
+curves are in TensorBoard, by the command that is printed. The same command again, with more seeds
+or values if you like, resumes an interrupted run and does not repeat a finished one.
 
 With --minutes, each run measures its speed and gets the steps that fit: it compares trials at equal
 time. If other programs use the machine meanwhile, the steps of one trial differ from seed to seed:
@@ -16,28 +16,33 @@ To keep the validation text unseen, choose settings on a part of the training te
 """
 
 import argparse
+import hashlib
 import itertools
 import json
+import os
 import statistics
 import subprocess
 import sys
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
-from benchmarks.runs import LossCurve, read_loss_curve
-from common.console import shell_command
+from benchmarks.runs import read_curves
+from common.files import shell_command
+from configs.command import parse_train
 
 RECORD = "trial.json"  # in the folder of a run: the words of its command, and whether it has ended
 OUTPUT = "output.txt"  # in the folder of a run: what train.py prints
+LONGEST_NAME = 200  # bytes of a folder's name; file systems allow 255
+INSTEAD = {  # options of train.py that are chosen here
+    "--seed": "--seeds=N, for the seeds 1 to N",
+    "--out_dir": "--name=NAME, for folders in out/trials/NAME",
+}
 SEED_GAIN, MEAN_GAIN = 0.01, 0.008  # nats: see RULE
 RULE = (
     f"A difference counts if each of at least two seeds gains {SEED_GAIN}, or if the means of\n"
     f"three seeds against three differ by {MEAN_GAIN}. Three seeds alone span 0.01; those of\n"
     "fast.yaml up to 0.04."
 )
-
-Curves = dict[str, dict[int, LossCurve]]  # by trial and seed
 
 
 @dataclass(frozen=True)
@@ -55,8 +60,20 @@ class TrialRun:
     words: list[str]
 
 
-def parse_trials(argv: list[str] | None = None) -> tuple[Path, list[TrialRun]]:
-    """Parse the arguments; return the folder of the campaign, and all runs.
+@dataclass(frozen=True)
+class Result:
+    """A finished run: its validation loss at the last step, nats per character."""
+
+    loss: float
+    steps: float
+    minutes: float
+
+
+Results = dict[str, dict[int, Result]]  # by trial and seed
+
+
+def parse_trials(argv: list[str] | None = None) -> list[TrialRun]:
+    """Parse the arguments; return all runs, whose words train.py accepts.
 
     All trials have a run with the first seed before any has one with the second.
     """
@@ -72,41 +89,43 @@ def parse_trials(argv: list[str] | None = None) -> tuple[Path, list[TrialRun]]:
     parser.add_argument("--name", help="folder in out/trials; default: the name of the config file")
     options, others = parser.parse_known_args(argv)
 
-    folder = Path("out/trials", options.name or Path(options.config).stem)
-    fixed = [word for word in others if "," not in word]
-    varied = []  # for each option that varies, an option for each value
+    fixed, varied = [], []  # for each option that varies, a list with an option for each value
     for word in others:
-        if "," in word:
-            option, _, values = word.partition("=")
-            if not (option.startswith("--") and values):
-                parser.error(f"{word}: write --key=VALUE,VALUE")
+        option, _, values = word.partition("=")
+        if instead := INSTEAD.get(option[:2] + option[2:].replace("-", "_")):
+            parser.error(f"{option} differs from run to run; use {instead}")
+        if "," not in word:
+            fixed.append(word)
+        elif option.startswith("--") and values:
             varied.append([f"{option}={value}" for value in values.split(",")])
+        else:
+            parser.error(f"{word}: write --key=VALUE,VALUE")
 
-    runs = []
+    campaign, runs = Path("out/trials", options.name or Path(options.config).stem), []
     for seed in range(1, options.seeds + 1):
         for combination in itertools.product(*varied):
             trial = ",".join(option.removeprefix("--") for option in combination)
-            name = ",".join(filter(None, (trial, f"seed={seed}"))).replace("/", "_")
+            folder = campaign / folder_name(trial, seed)
             words = [options.config, *fixed, *combination, f"--seed={seed}"]
-            words += [f"--out_dir={folder / name}", "--resume"]  # or start, if there is no run
-            runs.append(TrialRun(trial, seed, folder / name, words))
-    return folder, runs
+            words += [f"--out_dir={folder}", "--resume"]  # or start, if there is no run
+            parse_train(words)  # ends at a mistake
+            runs.append(TrialRun(trial, seed, folder, words))
+    if not runs:
+        parser.error("--seeds: at least 1")
+    return runs
+
+
+def folder_name(trial: str, seed: int) -> str:
+    """Return the name of the folder of a run; the end of a long trial becomes a digest."""
+    name = ",".join(filter(None, (trial, f"seed={seed}"))).replace("/", "_")
+    content = os.fsencode(name)
+    if len(content) <= LONGEST_NAME:
+        return name
+    digest = hashlib.sha256(os.fsencode(trial)).hexdigest()[:16]
+    return f"{content[:LONGEST_NAME].decode(errors='ignore')}...{digest},seed={seed}"
 
 
 # ----------------------------------------------------------------------------------------- the runs
-
-
-def check(runs: list[TrialRun]) -> None:
-    """Let train.py check the words of all runs before it trains one; exit at a mistake."""
-    for run in runs:
-        done = subprocess.run([*train_command(run), "--print_config"], stdout=subprocess.DEVNULL)
-        if done.returncode:  # train.py has said why
-            raise SystemExit(done.returncode)
-
-
-def train_command(run: TrialRun) -> list[str]:
-    """Return the command of a run."""
-    return [sys.executable, "train.py", *run.words]
 
 
 def is_finished(run: TrialRun) -> bool:
@@ -116,7 +135,7 @@ def is_finished(run: TrialRun) -> bool:
         return False
     record = json.loads(path.read_text())
     if record["words"] != run.words:
-        other = shell_command(record["words"])
+        other = shell_command(*record["words"])
         raise SystemExit(f"error: {run.folder} has the run of {other}; choose another --name")
     return record["finished"]
 
@@ -131,7 +150,8 @@ def train(run: TrialRun) -> int:
     run.folder.mkdir(parents=True, exist_ok=True)
     write_record(run, finished=False)
     with open(run.folder / OUTPUT, "ab") as output:
-        process = subprocess.Popen(train_command(run), stdout=output, stderr=subprocess.STDOUT)
+        command = [sys.executable, "train.py", *run.words]
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
     try:
         code = process.wait()
     except KeyboardInterrupt:  # Ctrl-C reaches train.py too, which saves and ends
@@ -143,9 +163,9 @@ def train(run: TrialRun) -> int:
     return code
 
 
-def train_all(runs: list[TrialRun]) -> tuple[Curves, list[str]]:
-    """Train what is not finished; return the loss curves, and a line for each run that failed."""
-    curves, failures = {run.trial: {} for run in runs}, []
+def train_all(runs: list[TrialRun]) -> tuple[Results, list[str]]:
+    """Train what is not finished; return the results, and a line for each run that failed."""
+    results, failures = {}, []
     finished = [is_finished(run) for run in runs]  # checks all folders before it trains
     for number, (run, done) in enumerate(zip(runs, finished, strict=True), 1):
         note = " (finished earlier)" if done else ""
@@ -156,92 +176,56 @@ def train_all(runs: list[TrialRun]) -> tuple[Curves, list[str]]:
             failures.append(f"{run.folder.name}: exit code {code}: {last_line}")
             print(f"  exit code {code}: {last_line}")
         else:
-            curve = read_loss_curve(run.folder)
-            curves[run.trial][run.seed] = curve
-            print(f"  loss {curve.val_loss[-1]:.4f}, {curve.minutes[-1]:.1f} min")
-    return {trial: by_seed for trial, by_seed in curves.items() if by_seed}, failures
+            curves = read_curves(run.folder)
+            result = Result(*(curves[name][-1] for name in ("val/loss", "step", "minutes")))
+            results.setdefault(run.trial, {})[run.seed] = result
+            print(f"  loss {result.loss:.4f}, {result.minutes:.1f} min")
+    return results, failures
 
 
 # --------------------------------------------------------------------------------------- the report
 
 
-def is_difference(a: dict[int, float], b: dict[int, float]) -> bool:
+def mean(by_seed: dict[int, Result], what: str) -> float:
+    """Return the mean of a field over the seeds of a trial."""
+    return statistics.mean(getattr(result, what) for result in by_seed.values())
+
+
+def is_difference(a: dict[int, Result], b: dict[int, Result]) -> bool:
     """Return whether the losses of two trials, by seed, differ by more than chance: see RULE."""
-    gains = [round(a[seed] - b[seed], 6) for seed in a.keys() & b.keys()]
+    gains = [round(a[seed].loss - b[seed].loss, 6) for seed in a.keys() & b.keys()]
     agree = len(gains) >= 2 and (min(gains) >= SEED_GAIN or max(gains) <= -SEED_GAIN)
-    means = round(abs(statistics.mean(a.values()) - statistics.mean(b.values())), 6)
+    means = round(abs(mean(a, "loss") - mean(b, "loss")), 6)
     return agree or (min(len(a), len(b)) >= 3 and means >= MEAN_GAIN)
 
 
-def print_table(curves: Curves) -> None:
+def print_table(results: Results) -> None:
     """Print the losses of each trial, and how far its mean is above the lowest one."""
-    losses = {
-        trial: {seed: curve.val_loss[-1] for seed, curve in runs.items()}
-        for trial, runs in curves.items()
-    }
-    means = {trial: statistics.mean(by_seed.values()) for trial, by_seed in losses.items()}
+    means = {trial: mean(by_seed, "loss") for trial, by_seed in results.items()}
     best = min(means, key=means.get)
     print("\n| trial | seeds | mean loss | range | above the lowest | steps | minutes |")
     print("| --- | ---: | ---: | ---: | --- | ---: | ---: |")
-    for trial, by_seed in losses.items():
+    for trial, by_seed in results.items():
         above = "lowest"
         if trial != best:
-            counts = "counts" if is_difference(by_seed, losses[best]) else "does not count"
+            counts = "counts" if is_difference(by_seed, results[best]) else "does not count"
             above = f"{means[trial] - means[best]:.4f}: {counts}"
-        spread = f"{min(by_seed.values()):.4f} to {max(by_seed.values()):.4f}"
-        steps = statistics.mean(curve.steps[-1] for curve in curves[trial].values())
-        minutes = statistics.mean(curve.minutes[-1] for curve in curves[trial].values())
+        losses = [result.loss for result in by_seed.values()]
         print(
-            f"| {trial or 'all runs'} | {len(by_seed)} | {means[trial]:.4f} | {spread} | {above} "
-            f"| {steps:,.0f} | {minutes:.1f} |"
+            f"| {trial or 'all runs'} | {len(by_seed)} | {means[trial]:.4f} "
+            f"| {min(losses):.4f} to {max(losses):.4f} | {above} "
+            f"| {mean(by_seed, 'steps'):,.0f} | {mean(by_seed, 'minutes'):.1f} |"
         )
     print(f"\n{RULE}")
 
 
-def draw(curves: Curves, path: Path, by_minutes: bool) -> None:
-    """Draw all losses over minutes or steps, and below them those at the last step."""
-    from benchmarks import charts  # here, because the table needs no matplotlib
-
-    last_height = 0.7 + 0.22 * len(curves)  # inches
-    legend_height = 0.22 * len(curves)
-    heights = {"height_ratios": [3, last_height]}
-    height = 3 + last_height + legend_height
-    with charts.picture(path, height, rows=2, gridspec_kw=heights) as (over_time, last):
-        for row, (trial, runs) in enumerate(curves.items()):
-            color = charts.color_of(row, len(curves))
-            for seed, curve in runs.items():
-                x = curve.minutes if by_minutes else curve.steps
-                label = (trial or "all runs") if seed == min(runs) else None
-                over_time.plot(x, curve.val_loss, ".-", color=color, linewidth=1, label=label)
-            losses = [curve.val_loss[-1] for curve in runs.values()]
-            last.plot(losses, [row] * len(losses), "o", color=color, alpha=0.6)
-            last.plot(statistics.mean(losses), row, "|", color=color, markersize=16)
-        over_time.set_xlim(left=0)  # also if all runs have one evaluation, at the same step
-        over_time.set_xlabel("minutes" if by_minutes else "steps")
-        over_time.set_title("Validation loss, nats per character")
-        over_time.figure.legend(loc="outside lower center")
-        last.set_ylim(len(curves) - 0.5, -0.5)
-        last.set_yticks([])
-        last.set_title("At the last step: each seed (circle), and the mean (line)")
-
-
 def main(argv: list[str] | None = None) -> None:
-    folder, runs = parse_trials(argv)
-    check(runs)
-    if not find_spec("matplotlib"):
-        print(  # now, because the training may take hours
-            "note: no picture without matplotlib: pip install matplotlib, now or later; then the "
-            "same command draws it, and repeats no finished run"
-        )
-    curves, failures = train_all(runs)
-    if curves:
-        print_table(curves)
-        by_minutes = any(word.startswith("--minutes") for word in runs[0].words)
-        if find_spec("matplotlib"):
-            draw(curves, folder / "losses.svg", by_minutes)
-            print(f"picture: {folder / 'losses.svg'}")
-        tensorboard = [sys.orig_argv[0], "-m", "tensorboard.main", "--logdir", folder]
-        print(f"curves: {shell_command(tensorboard)}")
+    runs = parse_trials(argv)
+    results, failures = train_all(runs)
+    if results:
+        print_table(results)
+        words = ("-m", "tensorboard.main", "--logdir", runs[0].folder.parent)
+        print(f"curves: {shell_command(sys.orig_argv[0], *words)}")
     if failures:
         raise SystemExit("\n".join(f"failed: {line}" for line in failures))
 

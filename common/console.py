@@ -1,41 +1,62 @@
-"""The console: what a command prints, how it ends, and the commands that it prints."""
+"""What a command prints, the errors that a user can fix, and how a command ends.
+
+A message may contain control characters, for example from a file name; they are escaped where it is
+printed.
+"""
 
 import os
 import re
-import shlex
-import subprocess
 import sys
-from collections.abc import Iterable
 from contextlib import suppress
-from pathlib import Path
-from typing import NoReturn
 
-from common.errors import UserError, is_out_of_memory
-from common.files import ROOT
-from common.words import escape_controls, printable
+from common.words import printable
 
 PACKAGES = ("torch", "numpy", "tqdm", "yaml", "filelock", "safetensors")  # requirements.txt
-SCRIPTS = ("train.py", "sample.py", "convert.py")
+OUT_OF_MEMORY = "out of memory|DefaultCPUAllocator"  # PyTorch on a GPU, on a CPU
+
+
+class UserError(ValueError):
+    """An error that the user can fix: `WHERE: what is wrong; what is allowed; what to do`.
+
+    Each argument is a line: several only for a config file with several wrong settings.
+    """
+
+    def __str__(self) -> str:
+        return "; ".join(map(str, self.args))
+
+
+class ConfigError(UserError):
+    """An invalid argument, setting or config file."""
+
+
+class DataError(UserError):
+    """A text that cannot be read, or is too small to train on."""
+
+
+class CheckpointError(UserError):
+    """A checkpoint that is missing, damaged, from another program, or does not fit."""
+
+
+class ResourceError(UserError):
+    """Too little disk space, a device that does not exist, or a run folder that is in use."""
+
+
+class NonFiniteError(UserError):
+    """A loss, gradient or weight that is infinite or NaN."""
+
+
+# ---------------------------------------------------------------------------- the end of a command
 
 
 def prepare_console() -> None:
-    """Handle uncaught exceptions with `report`; prepare the standard streams."""
+    """Handle uncaught exceptions with `report`; choose the encodings of the standard streams."""
     if not hasattr(sys, "ps1"):  # Python's prompt stays open
-        sys.excepthook = _end
-    # a stream is None after `>&-`, and without a console on Windows
-    for name, mode in {"stdin": "r", "stdout": "w", "stderr": "w"}.items():
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
-
+        sys.excepthook = lambda _, error, __: sys.exit(report(error))
     # A terminal keeps its encoding; what that lacks is escaped. Files and pipes get UTF-8.
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # not so the streams of notebooks and IDLE
             encoding = None if stream.isatty() else "utf-8"  # None: as it is
             stream.reconfigure(encoding=encoding, errors="backslashreplace")
-
-
-def _end(_, error: BaseException, __) -> NoReturn:
-    raise SystemExit(report(error))
 
 
 def report(error: BaseException) -> int:
@@ -44,40 +65,32 @@ def report(error: BaseException) -> int:
     Errors that the user, the disk or the memory causes are one line. Anything else is a bug, of
     Hornbook or of a fork, and is printed with its traceback.
     """
-    # Ctrl-C; the terminal has printed ^C
-    if isinstance(error, KeyboardInterrupt):
-        print_stderr("")
+    if isinstance(error, KeyboardInterrupt):  # the terminal has printed ^C
+        warn("")
         return 130
-
-    # the reader has gone (`| head`); discard what Python flushes as it exits
-    if isinstance(error, BrokenPipeError):
+    if isinstance(error, BrokenPipeError):  # the reader has gone (`| head`)
         discard_output()
         return 141
-
     if isinstance(error, UserError):
-        print_error(error)
-        return error.exit_code
-
-    if isinstance(error, ModuleNotFoundError) and error.name in PACKAGES:
-        # into a virtual environment, because the Python of many systems refuses pip
-        install = "python3 -m venv .venv; .venv/bin/python -m pip install -r requirements.txt"
-        line = f"{error}; `make train` installs the packages in .venv; without make: {install}"
-    elif is_out_of_memory(error):
-        line = "out of memory; choose a smaller batch_size, block_size or model"
-        if reason := str(error).partition("\n")[0]:
-            line += f" ({reason})"
+        lines = error.args
+    elif isinstance(error, ModuleNotFoundError) and error.name in PACKAGES:
+        lines = [f"{error}; `make train` installs it; or: pip install -r requirements.txt"]
+    elif isinstance(error, MemoryError) or re.search(OUT_OF_MEMORY, str(error)):
+        lines = ["out of memory; choose a smaller batch_size, block_size or model"]
+    elif type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+        reason = str(error).strip().partition("\n")[0]
+        lines = [f"compile: torch.compile cannot compile here ({reason}); use --compile=false"]
     # a missing file of the user raises a UserError; any other one is a file of the code: a bug
     elif isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
-        reason = error.strerror or error
-        line = f"{error.filename}: {reason}" if error.filename else reason
+        lines = [error]
     else:
         sys.__excepthook__(type(error), error, error.__traceback__)
         return 1
-    print_stderr(f"error: {line}")
-    return 5
+    warn(*(f"error: {line}" for line in lines))
+    return 2
 
 
-# ----------------------------------------------------------------------------------------- printing
+# ---------------------------------------------------------------------------------------- printing
 
 
 def discard_output() -> None:
@@ -85,51 +98,26 @@ def discard_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def print_result(*lines: object) -> None:
-    """Print lines on standard output."""
-    # flush, because Python buffers what it writes to a pipe
-    print(printable(lines), flush=True)
+def say(*lines: object) -> None:
+    """Print lines above the progress bar, if there is one; without a reader (`| head`), go on."""
+    from tqdm import tqdm  # here, so that a missing package is reported in one line
+
+    try:
+        tqdm.write("\n".join(map(printable, lines)), file=sys.stdout)
+        sys.stdout.flush()
+    except OSError:
+        discard_output()
 
 
-def print_stderr(*lines: object) -> None:
+def warn(*lines: object) -> None:
     """Print lines on standard error, if that is still open."""
     with suppress(OSError):
-        print(printable(lines), file=sys.stderr, flush=True)
-
-
-def print_error(error: UserError) -> None:
-    """Print an error on standard error: a line for each of its arguments."""
-    print_stderr(*(f"error: {line}" for line in error.args))
+        print("\n".join(map(printable, lines)), file=sys.stderr, flush=True)
 
 
 def print_text(text: str) -> None:
     """Print a text as it is; on a terminal, escape its control characters."""
     # a terminal would execute escape sequences, even those that a model makes up
-    shown = escape_controls(text, keep="\n\t") if sys.stdout.isatty() else text
-    print(shown, end="", flush=True)
-
-
-# -------------------------------------------------------------------------------- commands to print
-
-
-def shell_command(words: Iterable[object]) -> str:
-    """Join words to a shell command, with quotes where the shell needs them."""
-    words = list(map(str, words))
-    return subprocess.list2cmdline(words) if os.name == "nt" else " ".join(map(_quote, words))
-
-
-def _quote(word: str) -> str:
-    """Quote a word, with double quotes where these are enough: every shell understands them."""
-    quoted = shlex.quote(word)
-    return quoted if quoted == word or re.search(r'["$`\\!]', word) else f'"{word}"'
-
-
-def script_command(script: str, *arguments: object) -> str:
-    """Return the shell command that runs one of our scripts with the Python of this process.
-
-    Python and the folder of the script are written as they were typed: `python sample.py --ckpt X`.
-    """
-    folder = ROOT  # for a notebook, or a script of the user, that calls `train.main`
-    if Path(sys.argv[0]).name in SCRIPTS:
-        folder = Path(sys.argv[0]).parent
-    return shell_command([sys.orig_argv[0], folder / script, *arguments])
+    if sys.stdout.isatty():
+        text = "\n".join(map(printable, text.split("\n")))
+    print(text, end="", flush=True)

@@ -1,16 +1,19 @@
-"""Paths of the user and of runs, and files that are written whole or not at all."""
+"""Paths and commands for the user, and files that are written whole or not at all."""
 
-import errno
 import os
-import time
+import shlex
+import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
 
-from common.errors import ResourceError
+from common.console import ResourceError
 
-WINDOWS = os.name == "nt"
 ROOT = Path(__file__).parents[1]  # the folder of the code
 CHECKPOINT_FILES = ("last.safetensors", "best.safetensors")  # the newest state, the best weights
+SETTINGS_FILE = "config.yaml"  # of a run
+METRICS = "metrics.csv"
+EVENT_FILES = "events.out.tfevents.*"  # of TensorBoard
 
 
 def home_path(path: str | Path) -> Path:
@@ -23,14 +26,16 @@ def holds_run(folder: Path) -> bool:
     return any(os.path.exists(folder / name) for name in CHECKPOINT_FILES)
 
 
-def runs_in(folder: Path) -> list[str]:
-    """Return the run folders in a folder."""
-    return sorted(str(path) for path in folder.glob("*") if holds_run(path))
+def files_of_run(folder: Path) -> list[Path]:
+    """Return the files of a run in its folder: the checkpoints and the log."""
+    names = (*CHECKPOINT_FILES, METRICS, EVENT_FILES)
+    return [path for name in names for path in folder.glob(name)]
 
 
 def runs_near(path: Path) -> list[str]:
-    """Return the run folders that a wrong path may mean: those in it, beside it, or else in out."""
-    return runs_in(path) or runs_in(path.parent) or runs_in(Path("out"))
+    """Return the run folders that a wrong path may mean: those in it, beside it, and in out."""
+    folders = {*path.glob("*"), *path.parent.glob("*"), *Path("out").glob("*")}
+    return sorted(str(folder) for folder in folders if holds_run(folder))
 
 
 def beside_code(path: Path) -> Path:
@@ -48,15 +53,15 @@ def write_atomic(path: Path, content: bytes) -> None:
     Only one process may write in the folder at a time. Raises ResourceError if the disk is full or
     fails; the old file stays whole.
     """
-    new = unfinished(path)
+    new = path.with_name(f"{path.name}.tmp")  # a kill leaves it behind, until the next write
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)  # a run folder may be moved while it trains
         # write the new bytes to the disk before changing anything else
         with open(new, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        replace(path, new)
-        _sync_folder(path.parent)
+        os.replace(new, path)
     except OSError as error:
         with suppress(OSError):  # free the space
             new.unlink()
@@ -65,31 +70,13 @@ def write_atomic(path: Path, content: bytes) -> None:
         ) from error
 
 
-def unfinished(path: Path) -> Path:
-    """Return the temporary name of a file that is being written; a kill leaves it behind."""
-    return path.with_name(f"{path.name}.tmp")
+def shell_command(*words: object) -> str:
+    """Join words to a command for the shell."""
+    join = subprocess.list2cmdline if os.name == "nt" else shlex.join
+    return join([str(word) for word in words])
 
 
-def replace(path: Path, new: Path) -> None:
-    """Rename a file to `path`; on Windows, wait while a virus scanner has the old one open."""
-    for _ in range(20 * WINDOWS):
-        try:
-            return os.replace(new, path)
-        except PermissionError:
-            time.sleep(0.1)
-    os.replace(new, path)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Flush the renames to disk, so that they survive a power failure."""
-    try:
-        handle = os.open(folder, os.O_RDONLY)
-    except PermissionError:  # Windows does not open folders
-        return
-    try:
-        os.fsync(handle)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # VirtualBox shares and old CIFS sync no folders
-            raise
-    finally:
-        os.close(handle)
+def script_command(script: str, *arguments: object) -> str:
+    """Return the shell command that runs one of our scripts with the Python of this process."""
+    path = script if Path.cwd() == ROOT else ROOT / script
+    return shell_command(sys.orig_argv[0], path, *arguments)

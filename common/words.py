@@ -1,66 +1,27 @@
-"""The words of messages: values quoted, texts escaped and shortened, things counted and listed."""
+"""The words of messages: values quoted, texts escaped, things counted and listed."""
 
 import difflib
 import re
-import unicodedata
+import reprlib
 from collections.abc import Iterable
 
-CONTROL = "[\0-\x1f\x7f-\x9f\ud800-\udfff]"  # a control character or a surrogate
-BLANK_NAMES = {"\n": "newline", "\t": "tab", " ": "space"}
-FILLERS = "\u115f\u1160\u2800\u3164\uffa0"  # invisible characters outside categories C, M, Z
+CONTROL = re.compile("[\0-\x08\n-\x1f\x7f-\x9f\ud800-\udfff]")  # but tabs; and surrogates
+QUOTED = reprlib.Repr()
+QUOTED.maxstring = 80
+quoted = QUOTED.repr  # a short form of a value for a message, with strings quoted
 
 
-def escape_controls(text: object, keep: str = "") -> str:
-    """Escape control characters and surrogates, for example to `\\x1b`, except those in `keep`.
+def printable(text: object) -> str:
+    """Escape the control characters of a line, except tabs, for example to `\\x1b`.
 
     Otherwise a file name, a config key or generated text could control the terminal.
     """
-
-    def escaped(match: re.Match) -> str:
-        character = match[0]
-        return character if character in keep else character.encode("unicode_escape").decode()
-
-    return re.sub(CONTROL, escaped, str(text))
-
-
-def printable(lines: Iterable[object]) -> str:
-    """Escape some lines, including the newlines in them, and join them."""
-    return "\n".join(map(escape_controls, lines))
-
-
-def shorten(text: str, limit: int) -> str:
-    """Leave out the middle of a text of more than `limit` characters."""
-    # the beginning of an error says what it is, the end often what is wrong
-    half = limit // 2
-    return text if len(text) <= limit else f"{text[:half]} ... {text[-half:]}"
-
-
-def quoted(value: object) -> str:
-    """Return a short form of a value for a message, with strings quoted."""
-    if isinstance(value, str):
-        return f"'{value if len(value) <= 80 else value[:77] + '...'}'"
-    if isinstance(value, tuple):
-        return f"[{', '.join(map(quoted, value[:3]))}{', ...' if len(value) > 3 else ''}]"
-    if isinstance(value, bool) or value is None:
-        return str(value).lower()
-    if isinstance(value, (dict, list)):  # not the content, which YAML's aliases can nest very deep
-        return "a mapping" if isinstance(value, dict) else "a list"
-    return str(value)
+    return CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), str(text))
 
 
 def quoted_character(character: str) -> str:
     """Return a character as messages show it: `'é' (U+00E9)`."""
     return f"'{character}' (U+{ord(character):04X})"
-
-
-def character_name(character: str) -> str:
-    """Return a character, or a name for one that is invisible on its own: `space`, `U+00A0`.
-
-    characterName() in page/text.js does the same.
-    """
-    # C: controls, joiners, tags; M: combining marks; Z: spaces
-    blank = unicodedata.category(character)[0] in "CMZ" or character in FILLERS
-    return BLANK_NAMES.get(character) or (f"U+{ord(character):04X}" if blank else character)
 
 
 def plural(count: int, noun: str) -> str:

@@ -3,35 +3,42 @@
 All of this is checked before torch is imported, which takes seconds: a mistake is reported at once.
 
 A config file is a flat list of lines `key: value`, and `--key=value` on the command line overrides
-it. argparse and YAML only collect strings. `parse_value` parses each by the type of its setting, so
+it. Both are only collected as strings. `parse_value` parses each by the type of its setting, so
 both get the same answer, and YAML's guesses (`010`, `on`, `1:30`) play no part.
 """
 
-import argparse
 import dataclasses
+import math
 import sys
+import textwrap
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 
-from common.console import prepare_console, print_text
-from common.errors import ConfigError
-from common.files import beside_code, holds_run, home_path, runs_near
+from common.console import ConfigError, prepare_console, print_text
+from common.files import beside_code, files_of_run, holds_run, home_path, runs_near
 from common.words import did_you_mean, quoted
 from configs.fields import (
-    Checked,
     describe_allowed,
     error_context,
     parse_escapes,
     parse_value,
-    parts_of,
     setting,
     settings_of,
 )
-from configs.schema import Config, SampleConfig, flat_settings, suggest_setting, with_settings
+from configs.schema import (
+    SETTINGS,
+    Config,
+    DataConfig,
+    ModelConfig,
+    SampleConfig,
+    TrainConfig,
+    flat_settings,
+    from_flat,
+    suggest_setting,
+)
 
 TRAIN_USAGE = """\
 python train.py CONFIG|RUN_FOLDER [--key=value ...]
@@ -50,79 +57,98 @@ python sample.py --ckpt=FILE|FOLDER [--key=value ...]
   python sample.py --ckpt out/shakespeare --num_samples=3 --temperature=0.6"""
 NOTES = "--key value is --key=value, a dash in a name is an underscore, --compile is --compile=true"
 # options that do not apply to `train.py RUN_FOLDER`
-FOR_NEW_RUNS = ("print_config", "overwrite", "init_from", "new_characters", "minutes", "out_dir")
-SETTINGS = settings_of(Config)
+FOR_NEW_RUNS = ("print_config", "overwrite", "init_from", "minutes", "out_dir")
+CONTRADICTIONS = (("resume", "overwrite"), ("minutes", "max_iters"), ("minutes", "eval_interval"))
+FIXED = {name for name, field in SETTINGS.items() if field.metadata["fixed"]}  # in a run
+ARCHITECTURE = FIXED & settings_of(ModelConfig).keys()
 MAX_FAULTS = 5  # wrong settings of a file that are reported at once
 
 
 @dataclass(frozen=True)
-class StartOptions(Checked):
+class StartOptions:
     """The options that start or resume a run, and are not for config files."""
 
     print_config: bool = setting(False, "print the settings of a new run as YAML and exit")
     resume: bool = setting(False, "resume the run in out_dir, or start one if there is none")
     overwrite: bool = setting(False, "replace the run in out_dir, if there is one")
     init_from: str | None = setting(None, "checkpoint to start from: weights and vocabulary")
-    new_characters: str = setting("refuse", "with --init_from, new characters", ("refuse", "add"))
-    minutes: float | None = setting(None, "choose max_iters for this many minutes", more_than=0)
+    minutes: float | None = setting(
+        None, "choose max_iters and eval_interval for so many minutes", more_than=0
+    )
+
+
+TRAIN_SECTIONS = (StartOptions, Config, DataConfig, ModelConfig, TrainConfig)
 
 
 @dataclass(frozen=True)
 class Command(StartOptions):
     """A command line of train.py: a config file or a run folder, and the options.
 
-    A new run takes its settings from `settings_in_file`, a resumed run from its checkpoint, and
-    `options` override both. Paths are as they were typed: `~` is not expanded.
+    Paths are as they were typed; only in `folder`, which is out_dir, ~ is the home folder.
     """
 
-    config_file: str = ""
-    resumed_folder: str = ""
+    config_file: str = ""  # "" if a run folder was named
+    out_dir: str = ""
+    folder: Path = Path()
+    resumes: bool = False  # whether the run in the folder goes on
     settings_in_file: Mapping[str, object] = dataclasses.field(default_factory=dict)
-    options: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    options: Mapping[str, object] = dataclasses.field(default_factory=dict)  # override the file
+    config: Config | None = None  # of a new run; None: a checkpoint has some of its settings
     began: float = dataclasses.field(default_factory=time.monotonic)  # before torch is imported
 
-    def __post_init__(self):
-        super().__post_init__()
-        if self.resume and self.overwrite:
-            raise ConfigError("--resume and --overwrite contradict each other; give one of them")
-        if "max_iters" in self.options and self.minutes:
-            raise ConfigError("--minutes and --max_iters contradict each other; give one of them")
-        if self.new_characters == "add" and not self.init_from:
-            raise ConfigError("--new_characters only applies together with --init_from")
+    def refuse_to_replace(self) -> None:
+        """Raise ConfigError if a new run would replace one that is there."""
+        if self.resumes or self.overwrite:
+            return
+        if self.resume and not holds_run(self.folder):
+            return  # one that was killed before its first checkpoint: its log goes on
+        if files_of_run(self.folder):
+            raise ConfigError(
+                f"out_dir: {self.folder} already holds a run, or its log; --resume continues it, "
+                "--overwrite replaces it, another --out_dir leaves it alone"
+            )
 
-    @property
-    def resumes(self) -> bool:
-        """True if the run in the folder goes on, if there is one."""
-        return self.resume or self.resumed_folder != ""
+    def settings(self, saved: Config | None = None) -> Config:
+        """Return the settings of the run; raise ConfigError if they contradict.
 
-    @property
-    def out_dir(self) -> str:
-        """The run folder; `auto` means out/NAME for NAME.yaml."""
-        out_dir = self.options.get("out_dir", self.settings_in_file.get("out_dir", "auto"))
-        named_after_config = f"out/{Path(self.config_file).stem}"
-        return self.resumed_folder or (named_after_config if out_dir == "auto" else out_dir)
-
-    @property
-    def folder(self) -> Path:
-        """The path of the run folder, in which ~ is the home folder."""
-        return home_path(self.out_dir)
-
-    def new_settings(self, architecture: Mapping[str, object] = MappingProxyType({})) -> Config:
-        """Return the settings of a new run; raise ConfigError if they contradict.
-
-        `architecture` has the settings that a run with --init_from takes from its parent.
+        `saved` are those of the checkpoint that the run starts from. A resumed run keeps them, a
+        new one only takes its architecture from them. Options change what may change.
         """
-        settings = self.settings_in_file | self.options | architecture | {"out_dir": self.out_dir}
-        with error_context(f"{self.config_file}{' and the options' if self.options else ''}"):
-            return with_settings(Config(), settings)
-
-    def resumed_settings(self, saved: Config) -> Config:
-        """Return the settings of a resumed run: those of its checkpoint, changed by the options."""
+        then = flat_settings(saved) if saved else {}
         options = self.options | {"out_dir": self.out_dir}
-        if self.minutes:  # --minutes chose it when the run began
-            options.pop("eval_interval", None)
-        with error_context("the settings of the checkpoint and the options"):
-            return with_settings(saved, options)
+        if "sources" in options:  # a text that was named has no stand-in
+            options = {"fallback": ""} | options
+
+        values, kept = self.settings_in_file, set()
+        if saved and self.resumes:
+            values, kept = then, FIXED
+        elif saved:
+            values, kept = values | {name: then[name] for name in ARCHITECTURE}, ARCHITECTURE
+            if saved.model.positions == "rope":  # no weights depend on the length of the context
+                kept = kept - {"block_size"}
+
+        where = self.out_dir if self.resumes else self.init_from or self.config_file
+        with error_context(f"{where}{' and the options' if self.options else ''}"):
+            settings = from_flat(values | options)
+        if not saved:
+            return settings
+
+        now = flat_settings(settings)
+        wrong = [f"--{n}={now[n]} (it has {then[n]})" for n in sorted(kept) if now[n] != then[n]]
+        if wrong:
+            raise ConfigError(
+                f"{where}: this cannot change: {', '.join(wrong)}; omit the option, or train a new "
+                "model"
+            )
+        # batch i begins at window i * batch_size of the epochs: another size would skip text
+        windows = then["batch_size"] * then["gradient_accumulation_steps"]
+        if self.resumes and windows != now["batch_size"] * now["gradient_accumulation_steps"]:
+            size = math.gcd(now["batch_size"], windows)
+            raise ConfigError(
+                f"batch_size * gradient_accumulation_steps must stay {windows}, or the run would "
+                f"skip text: --batch_size={size} --gradient_accumulation_steps={windows // size}"
+            )
+        return settings
 
 
 # ----------------------------------------------------------------------------------------- train.py
@@ -135,7 +161,7 @@ def parse_train(argv: Sequence[str] | None = None) -> Command:
     here on, an error is printed as one line and ends in its exit code.
     """
     prepare_console()
-    words, options = parse_options(argv, TRAIN_USAGE, StartOptions, Config)
+    words, options = parse_options(argv, TRAIN_USAGE, TRAIN_SECTIONS)
     if len(words) != 1:
         raise ConfigError(
             "train.py takes one config file or run folder, such as configs/shakespeare.yaml, "
@@ -143,24 +169,37 @@ def parse_train(argv: Sequence[str] | None = None) -> Command:
             "see python train.py --help"
         )
 
-    if holds_run(home_path(words[0])):
-        given = {"resumed_folder": words[0]}
-        if wrong := [name for name in FOR_NEW_RUNS if name in options]:
-            raise ConfigError(
-                f"--{wrong[0]} does not apply to a run folder: a run keeps its place and its "
-                "length (but see --max_iters); a config file starts a new run"
-            )
-    else:
-        given = {"config_file": words[0], "settings_in_file": read_config(words[0])}
-    given |= {name: options.pop(name) for name in settings_of(StartOptions) if name in options}
-    command = Command(options=options, **given)
+    (path,) = words
+    is_run = holds_run(home_path(path))
+    if is_run and (wrong := [name for name in FOR_NEW_RUNS if name in options]):
+        raise ConfigError(
+            f"--{wrong[0]} does not apply to a run folder: a run keeps its place and its "
+            "length (but see --max_iters); a config file starts a new run"
+        )
+    for one, other in CONTRADICTIONS:
+        if options.get(one) and options.get(other):
+            raise ConfigError(f"--{one} and --{other} contradict each other; give one of them")
+    in_file = {} if is_run else read_config(path)
+    out_dir = path if is_run else (in_file | options).get("out_dir", "auto")
+    if out_dir == "auto":
+        out_dir = f"out/{Path(path).stem}"
+    folder = home_path(out_dir)
+    given = {name: options.pop(name) for name in settings_of(StartOptions) if name in options}
+    command = Command(
+        **given,
+        config_file="" if is_run else path,
+        out_dir=out_dir,
+        folder=folder,
+        resumes=holds_run(folder) and (is_run or given.get("resume", False)),
+        settings_in_file=in_file,
+        options=options,
+    )
 
     # find mistakes now, unless a checkpoint has some of the settings
-    is_resumed = command.resumes and holds_run(command.folder)
-    if command.print_config or not (is_resumed or command.init_from):
-        settings = command.new_settings()
+    if command.print_config or not (command.resumes or command.init_from):
+        command = dataclasses.replace(command, config=command.settings())
     if command.print_config:
-        print_text(to_yaml(settings))
+        print_text(to_yaml(command.config))
         raise SystemExit(0)
     return command
 
@@ -168,10 +207,10 @@ def parse_train(argv: Sequence[str] | None = None) -> Command:
 # ---------------------------------------------------------------------------------------- sample.py
 
 
-def parse_sample_options(argv: Sequence[str] | None) -> SampleConfig:
+def parse_sample_options(argv: Sequence[str] | None = None) -> SampleConfig:
     """Parse and check the arguments of sample.py; `argv` and errors are as in `parse_train`."""
     prepare_console()
-    words, values = parse_options(argv, SAMPLE_USAGE, SampleConfig)
+    words, values = parse_options(argv, SAMPLE_USAGE, (SampleConfig,))
     if words:
         raise ConfigError(
             f"unexpected argument {quoted(words[0])}; a checkpoint is given as --ckpt=PATH, "
@@ -179,7 +218,8 @@ def parse_sample_options(argv: Sequence[str] | None) -> SampleConfig:
         )
     if not values.get("ckpt"):
         raise ConfigError("--ckpt is missing; write --ckpt=PATH: a run folder or checkpoint file")
-    # stop strings have escapes, as the prompt has: --stop="\n\n"
+    # both have escapes: --stop="\n\n"
+    values["prompt"] = parse_escapes(values.get("prompt", ""))
     values["stop"] = tuple(map(parse_escapes, values.get("stop", ())))
     return SampleConfig(**values)
 
@@ -187,50 +227,44 @@ def parse_sample_options(argv: Sequence[str] | None) -> SampleConfig:
 # ------------------------------------------------------------------------------------------ options
 
 
-class Parser(argparse.ArgumentParser):
-    """A parser that raises its errors."""
-
-    def error(self, message: str):
-        raise ConfigError(f"{message}; write --key=VALUE, also for a value that begins with a dash")
-
-
 def parse_options(
-    argv: Sequence[str] | None, usage: str, *sections: type
+    argv: Sequence[str] | None, usage: str, sections: Sequence[type]
 ) -> tuple[list[str], dict[str, object]]:
     """Return the arguments that are not options, and the values of the options by name.
 
-    If an option is repeated, the last one wins; a list option collects its values. With --help,
-    prints the help and exits.
+    An option is --key=value, --key value, or --key alone for true. If it is repeated, the last one
+    wins; a list option collects its values. With --help, prints the help and exits.
     """
-    settings = {name: field for section in sections for name, field in settings_of(section).items()}
-    flags = {f"--{name}" for name, field in settings.items() if isinstance(field.default, bool)}
-    parsed, rest = _option_parser(usage, sections).parse_known_args(_spell_options(argv, flags))
-    texts = vars(parsed)
-    words = texts.pop("words", []) + rest
-    for word in words:
-        if word.startswith("-"):
-            option = word.partition("=")[0]
-            hint = suggest_setting(option.lstrip("-"), settings, "--")
+    settings = settings_of(*sections)
+    argv = sys.argv[1:] if argv is None else argv
+    if "--help" in argv or "-h" in argv:
+        print_text(help_text(usage, sections))
+        raise SystemExit(0)
+
+    words, values, rest = [], {}, iter(argv)
+    for word in rest:
+        if not word.startswith("-"):
+            words.append(word)
+            continue
+        option, equals, text = word.partition("=")
+        name = option.lstrip("-").replace("-", "_")
+        if name not in settings:
+            hint = suggest_setting(name, settings, "--")
             raise ConfigError(f"unknown option {quoted(option)}; {hint}")
-    try:
-        return words, {name: parse_value(settings[name], text) for name, text in texts.items()}
-    except ConfigError as error:  # begins with the name of the setting
-        raise ConfigError(f"--{error}") from None
+        default = settings[name].default
+        if not equals:
+            text = "true" if isinstance(default, bool) else next(rest, "")
+        value = parse_value(settings[name], text)
+        values[name] = values.get(name, ()) + value if isinstance(default, tuple) else value
+    return words, values
 
 
-def _option_parser(usage: str, sections: Sequence[type]) -> Parser:
-    """Return a parser that collects the texts of the options by name."""
-    parser = Parser(
-        usage=usage,
-        epilog=NOTES,
-        formatter_class=partial(argparse.HelpFormatter, width=100, max_help_position=28),
-        argument_default=argparse.SUPPRESS,
-        allow_abbrev=False,
-    )
-    parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
-    for part in (part for section in sections for part in parts_of(section)):
-        group = parser.add_argument_group(part.__doc__.removesuffix("."))
-        for field in (field for field in fields(part) if field.metadata):
+def help_text(usage: str, sections: Sequence[type]) -> str:
+    """Return the answer to --help: each setting with its meaning, what is allowed, and default."""
+    lines = [f"usage: {usage}"]
+    for section in sections:
+        lines += ["", section.__doc__]
+        for name, field in settings_of(section).items():
             words = [field.metadata["meaning"]]
             if field.metadata["choices"] or field.metadata["limits"]:
                 words.append(describe_allowed(field))
@@ -238,28 +272,9 @@ def _option_parser(usage: str, sections: Sequence[type]) -> Parser:
                 default = field.default  # a float with few digits
                 default = f"{default:g}" if isinstance(default, float) else quoted(default)
                 words.append(f"default {default}")
-            group.add_argument(
-                f"--{field.name}",
-                action="append" if isinstance(field.default, tuple) else "store",
-                metavar="" if isinstance(field.default, bool) else "VALUE",
-                help="; ".join(words),
-            )
-    return parser
-
-
-def _spell_options(argv: Sequence[str] | None, flags: set[str]) -> list[str]:
-    """Write options as argparse knows them: --n-layer=3 as --n_layer=3, --compile with =true."""
-    words = []
-    for word in sys.argv[1:] if argv is None else argv:
-        name, equals, value = word.partition("=")
-        if word.lower() in ("true", "false") and words and words[-1] in flags:
-            words[-1] += f"={word}"
-        elif name.startswith("--"):
-            words.append("--" + name[2:].replace("-", "_") + equals + value)
-        else:
-            words.append(word)
-    # with nargs="?", argparse would take the config file after --compile for the value of --compile
-    return [f"{word}=true" if word in flags else word for word in words]
+            line = f"  --{name:<24} {'; '.join(words)}"
+            lines += textwrap.wrap(line, width=100, subsequent_indent=" " * 29)
+    return "\n".join([*lines, "", NOTES, ""])
 
 
 # ------------------------------------------------------------------------------------- config files
@@ -277,9 +292,8 @@ def read_config(path: str) -> dict[str, object]:
                 if key in lines:
                     raise ConfigError(f"duplicate key {quoted(key)}, as in line {lines[key]}")
                 if key not in SETTINGS:
-                    raise ConfigError(
-                        f"unknown key {quoted(key)}; {suggest_setting(key, SETTINGS)}"
-                    )
+                    hint = suggest_setting(key, SETTINGS)
+                    raise ConfigError(f"unknown key {quoted(key)}; {hint}")
                 settings[key] = parse_value(SETTINGS[key], value)
             except ConfigError as error:
                 faults.append(f"line {line}: {error}")
@@ -292,13 +306,13 @@ def read_config(path: str) -> dict[str, object]:
 def _entries(text: str) -> Iterator[tuple[str, int, object]]:
     """Yield the key, the line and the value of each setting in a YAML text.
 
-    A value is a string or a list; no object is constructed, whatever the tags and aliases.
+    A value is a string, a list or None; no object is constructed, whatever tags and aliases say.
     """
     import yaml  # here, so that a missing package is reported in one line
 
     form = "each setting is a line `key: value`, not indented, with a space after the colon"
     try:
-        root = yaml.compose(text, yaml.BaseLoader)
+        root = yaml.compose(text, yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1
         raise ConfigError(f"line {line}: not YAML ({error.problem}); {form}") from None
@@ -308,15 +322,15 @@ def _entries(text: str) -> Iterator[tuple[str, int, object]]:
         raise ConfigError(f"has no settings; {form}")
 
     for key_node, node in root.value:
-        key = key_node.value if isinstance(key_node, yaml.ScalarNode) else "?"  # `? [a]` is YAML
-        line = key_node.start_mark.line + 1
-        if isinstance(node, yaml.MappingNode):
-            raise ConfigError(
-                f"line {line}: settings are a flat list now: write n_layer: 3 without the section "
-                f"{quoted(key)}"
-            )
-        is_list = isinstance(node, yaml.SequenceNode)
-        yield key, line, [item.value for item in node.value] if is_list else node.value
+        value = _text(node)
+        if node.id == "sequence":
+            value = list(map(_text, node.value))
+        yield str(_text(key_node)), key_node.start_mark.line + 1, value
+
+
+def _text(node) -> str | None:
+    """Return the text of a YAML node; None for `~`, null and nothing, and for what is no text."""
+    return node.value if node.id == "scalar" and not node.tag.endswith(":null") else None
 
 
 def to_yaml(config: Config) -> str:
@@ -334,20 +348,12 @@ def _read(path: str) -> str:
     file = beside_code(home_path(path))
     if file.suffix == ".safetensors":
         raise ConfigError(f"is a checkpoint; name its folder to resume the run: {file.parent}")
+    if not file.is_file():  # a typo, a folder, or the name of a recipe without .yaml
+        configs = sorted(file.glob("*.yaml")) or sorted(beside_code(Path("configs")).glob("*.yaml"))
+        names = {Path(path).name: str(path) for path in [*configs, *runs_near(file)]}
+        hint = did_you_mean(file.name, names, f"allowed: {', '.join(names.values())}")
+        raise ConfigError(f"is no config and no run folder; {hint}")
     try:
-        if not file.is_dir():
-            return file.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        pass  # a typo, or the name of a recipe without .yaml
+        return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(f"not UTF-8 at byte {error.start}; save it as UTF-8") from None
-    names = _startable(file if file.is_dir() else beside_code(Path("configs")), file)
-    hint = did_you_mean(file.name, names, f"allowed: {', '.join(names.values())}")
-    raise ConfigError(f"is no config and no run folder; {hint}")
-
-
-def _startable(configs: Path, path: Path) -> dict[str, str]:
-    """Return the paths of the configs in a folder, and of the runs near a wrong path, by name."""
-    paths = {config.name: str(config) for config in sorted(configs.glob("*.yaml"))}
-    paths |= {Path(run).name: run for run in runs_near(path)}
-    return paths or {"shakespeare.yaml": "configs/shakespeare.yaml"}

@@ -4,11 +4,11 @@ import dataclasses
 import math
 import re
 from contextlib import contextmanager
-from dataclasses import Field, fields, is_dataclass
+from dataclasses import Field, fields
 from operator import ge, gt, le, lt
 from typing import get_args
 
-from common.errors import ConfigError
+from common.console import ConfigError
 from common.words import quoted
 
 TYPE_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
@@ -30,24 +30,9 @@ def setting(
     return dataclasses.field(default=default, metadata=metadata)
 
 
-class Checked:
-    """Base of dataclasses that check every setting and convert it to its type when created."""
-
-    def __post_init__(self):
-        for field in fields(self):
-            if field.metadata:
-                # a frozen dataclass refuses an assignment, even in its own method
-                object.__setattr__(self, field.name, parse_value(field, getattr(self, field.name)))
-
-
-def parts_of(section: type) -> list[type]:
-    """Return a dataclass and those in it: Config, DataConfig, ModelConfig, TrainConfig."""
-    return [section, *(field.type for field in fields(section) if is_dataclass(field.type))]
-
-
-def settings_of(section: type) -> dict[str, Field]:
-    """Return the settings of a dataclass and its parts by name; all names differ."""
-    return {f.name: f for part in parts_of(section) for f in fields(part) if f.metadata}
+def settings_of(*sections: type) -> dict[str, Field]:
+    """Return the settings of dataclasses by name; all names differ."""
+    return {f.name: f for section in sections for f in fields(section) if f.metadata}
 
 
 def value_type(field: Field) -> type:
@@ -75,15 +60,13 @@ def parse_value(field: Field, value: object) -> object:
         value = tuple(value)
     try:
         return _convert(field, value)
-    except UnicodeEncodeError:  # lone surrogates, by which Python reads such a file name
-        fault = f"{field.name}: {quoted(value)} is not UTF-8; rename the file or folder"
-    except (TypeError, ValueError):
+    except (KeyError, TypeError, ValueError):
         fault = f"{field.name} must be {describe_allowed(field)}, but is {quoted(value)}"
-    raise ConfigError(fault)
+        raise ConfigError(fault) from None
 
 
 def _convert(field: Field, value: object) -> object:
-    """Return a value in the type of its setting; raise ValueError or TypeError if it is wrong."""
+    """Return a value in the type of its setting; raise an error of Python if it is wrong."""
     type_, choices, limits = value_type(field), field.metadata["choices"], field.metadata["limits"]
     if value in (None, "", ()):  # only a setting that is empty by default may be empty
         if value == field.default:
@@ -98,8 +81,7 @@ def _convert(field: Field, value: object) -> object:
         if _is_text(value) and not choices:
             return value
     elif type_ is bool:
-        if str(value).lower() in ("true", "false"):
-            return str(value).lower() == "true"
+        return {"true": True, "false": False}[str(value).lower()]
     elif not isinstance(value, bool):
         number = float(value)
         in_range = all(LIMITS[name](number, limit) for name, limit in limits.items())
@@ -109,13 +91,13 @@ def _convert(field: Field, value: object) -> object:
 
 
 def _is_text(value: object) -> bool:
-    """Return whether a value is a non-empty text without NUL; raises UnicodeEncodeError."""
+    """Return whether a value is a non-empty text without NUL; raise an error if it is not UTF-8."""
     return isinstance(value, str) and value.encode() != b"" and "\0" not in value
 
 
 def universal_newlines(text: str) -> str:
-    r"""Replace the line ends \r\n and \r with \n, as Python's text mode does."""
-    return text.replace("\r\n", "\n").replace("\r", "\n")
+    r"""Replace the line ends \r\n, \r and \r\r\n with \n; the last is \r\n written as text."""
+    return text.replace("\r\r\n", "\n").replace("\r\n", "\n").replace("\r", "\n")
 
 
 def parse_escapes(text: str) -> str:

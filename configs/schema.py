@@ -9,12 +9,11 @@ file only sets a text, sizes, lengths, and `auto` for values that depend on the 
 
 import re
 from collections.abc import Mapping
-from dataclasses import Field, asdict, dataclass, fields, is_dataclass, replace
-from itertools import combinations
+from dataclasses import Field, asdict, dataclass, fields
 
-from common.errors import ConfigError
+from common.console import ConfigError
 from common.words import did_you_mean, quoted
-from configs.fields import Checked, format_escapes, parse_escapes, setting
+from configs.fields import format_escapes, parse_escapes, parse_value, setting, settings_of
 
 TEXT_URL = re.compile(
     r"(https://[^\s#]+/(\w[\w.-]*)/(\w[\w.-]*))#sha256=([0-9a-f]{64})", re.IGNORECASE
@@ -26,31 +25,6 @@ KERNELS = ("loop", "bmm", "batched", "sdpa")
 AUTO = ("auto",)
 DEVICES = (*AUTO, "cuda", "mps", "cpu")
 DTYPES = ("float32", "bfloat16")
-# setting: its names in nanoGPT, Hugging Face, PyTorch and our own documents, if they are too
-# different for difflib to find the setting
-OTHER_NAMES = {
-    "layout": "attention",
-    "n_layer": "depth num_hidden_layers",
-    "n_head": "num_attention_heads",
-    "n_embd": "width d_model hidden_size embed_dim",
-    "block_size": "context context_length seq_len n_ctx n_positions max_position_embeddings",
-    "mlp": "activation",
-    "tied": "tie_word_embeddings",
-    "learning_rate": "lr",
-    "muon_learning_rate": "muon_lr",
-    "weight_decay": "wd",
-    "grad_clip": "max_grad_norm clip_grad_norm",
-    "max_iters": "steps epochs num_train_epochs",
-    "eval_interval": "eval_steps",
-    "log_interval": "logging_steps",
-    "patience": "early_stopping_patience",
-    "batch_size": "per_device_train_batch_size bs",
-    "sources": "dataset data text",
-    "ckpt": "checkpoint model_path model",
-    "max_new_tokens": "max_length length",
-    "num_samples": "num_return_sequences",
-    "prompt": "start",
-}
 MAX_SEED = 2**32 - 1
 # dropout auto: 0 below so many weights in the blocks per character of the text, because so small a
 # model memorizes little; else (epochs, the dropout from this many epochs on); see docs/research.md
@@ -62,7 +36,7 @@ DEFAULT_TEMPERATURE = 0.7  # of samples
 
 
 @dataclass(frozen=True)
-class DataConfig(Checked):
+class DataConfig:
     """The text to train on."""
 
     sources: tuple[str, ...] = setting(
@@ -71,7 +45,6 @@ class DataConfig(Checked):
     )
     fallback: str = setting("", "text to train on if a download fails")
     encoding: str = setting("utf-8", "encoding of files without a byte order mark")
-    min_count: int = setting(1, "map rarer characters to U+FFFD", at_least=1, fixed=True)
     val_sources: tuple[str, ...] = setting((), "text to validate on (none = a part of sources)")
     # the end of each file, or items of a list
     val_fraction: float = setting(0.1, "fraction held out", more_than=0, less_than=1, fixed=True)
@@ -80,7 +53,6 @@ class DataConfig(Checked):
     answer_after: str = setting("", 'with separator: what ends a question, such as "="', fixed=True)
 
     def __post_init__(self):
-        super().__post_init__()
         # a newline and \n are stored the same way, so that they compare equal
         for name in ("separator", "answer_after"):
             object.__setattr__(self, name, format_escapes(parse_escapes(getattr(self, name))))
@@ -91,30 +63,26 @@ class DataConfig(Checked):
             )
         try:
             "".encode(self.encoding)
-        except LookupError:
-            raise ConfigError(
-                f"encoding: Python has no text encoding {quoted(self.encoding)}; use for example "
-                "utf-8, utf-16-le, cp1252, gb18030 or shift-jis"
-            ) from None
-
-        for text in (*self.sources, *self.val_sources, self.separator, self.answer_after):
+        except LookupError as error:  # unknown encoding: utf8x
+            allowed = "utf-8, utf-16-le, cp1252, gb18030 or cp932"
+            raise ConfigError(f"encoding: {error}; use for example {allowed}") from None
+        sources = (*self.sources, *self.val_sources, self.fallback)
+        for text in (*sources, self.separator, self.answer_after):
             # the shell of Windows leaves single quotes where they are
             if len(text) > 1 and text[0] == text[-1] == "'":
                 raise ConfigError(f"{text}: the quotes are part of it; use double quotes")
-        # a download needs its SHA-256: losses on another text are not comparable
-        texts = {"sources": self.sources, "val_sources": self.val_sources}
-        for name, sources in (texts | {"fallback": [self.fallback]}).items():
-            for source in sources:
-                if "://" in source and not TEXT_URL.fullmatch(source):
-                    raise ConfigError(
-                        f"{name}: {quoted(source)} is not a verifiable download; allowed: "
-                        "https://HOST/FOLDER/FILE#sha256=<64 hex digits>; or download it and give "
-                        "the file"
-                    )
+        for source in sources:
+            # a download needs its SHA-256: losses on another text are not comparable
+            if "://" in source and not TEXT_URL.fullmatch(source):
+                raise ConfigError(
+                    f"{quoted(source)} is not a verifiable download; allowed: "
+                    "https://HOST/FOLDER/FILE#sha256=<64 hex digits>; or download it and give the "
+                    "file"
+                )
 
 
 @dataclass(frozen=True)
-class ModelConfig(Checked):
+class ModelConfig:
     """The architecture, and its implementation."""
 
     layout: str = setting("fused", "weight layout (docs/attention.md)", LAYOUTS)
@@ -147,22 +115,18 @@ class ModelConfig(Checked):
     )
 
     def __post_init__(self):
-        super().__post_init__()
-        rope = self.positions == "rope"  # rotates pairs of features, so a head has an even size
-        fitting = [n for n in range(1, self.n_embd + 1) if self.n_embd % (n * (1 + rope)) == 0]
-        if self.n_head not in fitting:
-            fitting.sort(key=lambda n: (abs(n - self.n_head), -n))
-            nearest = ", ".join(map(str, fitting[:2]))
-            odd = self.n_embd % self.n_head == 0
+        # the heads share the features; rope rotates pairs of them, so a head has an even number
+        unit = self.n_head * (2 if self.positions == "rope" else 1)
+        if self.n_embd % unit:
+            why = "2 * n_head, for positions rope" if self.positions == "rope" else "n_head"
+            nearest = max(1, round(self.n_embd / unit)) * unit
             raise ConfigError(
-                f"n_embd {self.n_embd} is not divisible by n_head {self.n_head}"
-                f"{' into heads of even size, for positions rope' if odd else ''}; "
-                + (f"nearest n_head: {nearest}" if fitting else "choose an even n_embd")
+                f"n_embd {self.n_embd} must be a multiple of {unit} ({why}); nearest: {nearest}"
             )
 
 
 @dataclass(frozen=True)
-class TrainConfig(Checked):
+class TrainConfig:
     """Training, evaluation and logging."""
 
     batch_size: int = setting(12, "text windows per micro-batch, all ranks", at_least=1)
@@ -191,26 +155,12 @@ class TrainConfig(Checked):
     eval_interval: int | str = setting(
         "auto", "steps between evaluations (auto = max_iters / 10)", AUTO, at_least=1
     )
-    save_interval: int | str = setting(
-        "auto", "steps between saves (auto = at evaluations, and by the clock)", AUTO, at_least=1
-    )
     log_interval: int = setting(10, "steps between logged values", at_least=1)
     sample_chars: int = setting(200, "length of logged samples (0 = none)", at_least=0)
 
-    def __post_init__(self):
-        super().__post_init__()
-        # the cooldown begins when the warm-up has ended; 1e-9: sums of floats
-        shares = self.warmup_ratio + self.cooldown_ratio
-        if self.schedule == "trapezoid" and shares > 1 + 1e-9:
-            largest = int((1 - self.warmup_ratio) * 1e6 + 1e-6) / 1e6
-            raise ConfigError(
-                f"warmup_ratio {self.warmup_ratio:g} + cooldown_ratio {self.cooldown_ratio:g} is "
-                f"more than the whole run; use --cooldown_ratio={largest:g} or less"
-            )
-
 
 @dataclass(frozen=True)
-class Config(Checked):
+class Config:
     """The run as a whole."""
 
     data: DataConfig = DataConfig()
@@ -223,21 +173,12 @@ class Config(Checked):
     compile: bool = setting(False, "torch.compile: slow to start, then faster")
 
 
-CONTRADICTIONS = [  # options of sample.py
-    *combinations(("novel", "interactive", "score", "html"), 2),
-    ("sample", "num_samples"),
-    ("score", "prompt"),
-]
-
-
 @dataclass(frozen=True)
-class SampleConfig(Checked):
+class SampleConfig:
     """Options of sample.py."""
 
     ckpt: str = setting("", "run folder or checkpoint file (required)")
-    prompt: str = setting(
-        "", "text to continue (\\n = newline); FILE:PATH reads a file, - standard input"
-    )
+    prompt: str = setting("", "text to continue (\\n = newline)")
     num_samples: int = setting(1, "number of samples", at_least=1)
     sample: int | None = setting(None, "draw only sample N of this seed", at_least=1)
     max_new_tokens: int = setting(500, "characters to generate per sample", at_least=0)
@@ -247,67 +188,59 @@ class SampleConfig(Checked):
     top_k: int = setting(0, "sample from the k likeliest (0 = off)", at_least=0)
     top_p: float = setting(1.0, "sample from this total probability", more_than=0, at_most=1)
     min_p: float = setting(0.0, "drop below this share of the likeliest", at_least=0, less_than=1)
-    stop: tuple[str, ...] = setting((), "end where the model writes this; may be repeated")
+    stop: tuple[str, ...] = setting((), "end with this string; may be repeated")
     novel: str | None = setting(
         None, "what is in this text? lists: only items that are not; else the longest passage"
     )
-    unknown: str = setting("error", "characters that the vocabulary lacks", ("error", "skip"))
     seed: int = setting(1337, "random seed", at_least=0, at_most=MAX_SEED)
     interactive: bool = setting(False, "a conversation: you type a line, the model continues")
-    score: str | None = setting(None, "print only the model's loss on the text in this file, or -")
+    score: str | None = setting(None, "print only the model's loss on the text in this file")
     html: str | None = setting(None, "write only this file: the model as a web page")
     device: str = setting("auto", "device (auto = cuda if there is one, else cpu)", DEVICES)
     dtype: str = setting("float32", "dtype of the weights; with --score, of autocast", DTYPES)
-    layout: str = setting("saved", "weight layout (docs/attention.md)", ("saved", *LAYOUTS))
-    kernel: str = setting("saved", "attention kernel (docs/attention.md)", ("saved", *KERNELS))
+    layout: str | None = setting(None, "another weight layout (docs/attention.md)", LAYOUTS)
+    kernel: str | None = setting(None, "another attention kernel (docs/attention.md)", KERNELS)
     cache: bool = setting(True, "KV cache: faster, and in float32 the same text")
 
-    def __post_init__(self):
-        super().__post_init__()
-        given = {f.name for f in fields(self) if getattr(self, f.name) != f.default}
-        for pair in CONTRADICTIONS:
-            if given.issuperset(pair):
-                raise ConfigError(f"--{pair[0]} and --{pair[1]} contradict each other; give one")
-        if self.prompt == "-" and self.interactive:
-            raise ConfigError("--prompt - and --interactive both read standard input; give one")
+
+SETTINGS = settings_of(Config, DataConfig, ModelConfig, TrainConfig)  # of a run
+OTHER_NAMES = {  # in other projects, where they are too different to be recognized as typos
+    "lr": "learning_rate", "steps": "max_iters", "epochs": "max_iters", "context": "block_size",
+    "seq_len": "block_size", "width": "n_embd", "d_model": "n_embd", "hidden_size": "n_embd",
+    "dataset": "sources", "text": "sources",
+}  # fmt: skip
 
 
 def suggest_setting(key: str, known: Mapping[str, Field], prefix: str = "") -> str:
     """Return `did you mean n_layer (number of blocks)?` for an unknown key.
 
-    Names from other projects are recognized. `prefix` stands before a name: `--` of an option.
+    `prefix` stands before a name: `--` of an option.
     """
-    # `lr` is not a typo, but the name of learning_rate elsewhere
-    meant = next((name for name, others in OTHER_NAMES.items() if key in others.split()), key)
     names = {name: f"{prefix}{name} ({f.metadata['meaning']})" for name, f in known.items()}
-    return did_you_mean(meant if meant in known else key, names, "--help lists all")
+    return did_you_mean(OTHER_NAMES.get(key, key), names, "--help lists all")
+
+
+def flat(settings: Mapping[str, object]) -> dict[str, object]:
+    """Return the settings of a Config by name, from its parts as `asdict` and JSON have them."""
+    values = {}
+    for name, value in settings.items():
+        values |= value if isinstance(value, dict) else {name: value}
+    return values
 
 
 def flat_settings(config: Config) -> dict[str, object]:
     """Return every setting by its name."""
-    flat = {}
-    for name, value in asdict(config).items():
-        flat |= value if isinstance(value, dict) else {name: value}
-    return flat
+    return flat(asdict(config))
 
 
-def with_settings(config: Config, values: Mapping[str, object]) -> Config:
-    """Return a config in which some settings have other values; the combination is checked too."""
+def from_flat(values: Mapping[str, object]) -> Config:
+    """Build a Config from settings by name, which are checked; defaults fill in."""
+    if unknown := [name for name in values if name not in SETTINGS]:
+        raise ConfigError(f"unknown setting {quoted(unknown[0])}")
+    values = {name: parse_value(SETTINGS[name], value) for name, value in values.items()}
 
-    def changed(part: Checked) -> Checked:
-        return replace(part, **{name: values[name] for name in values if hasattr(part, name)})
+    def build(section: type, **parts):
+        own = {f.name: values[f.name] for f in fields(section) if f.name in values}
+        return section(**own, **parts)
 
-    parts = {name: changed(getattr(config, name)) for name in ("data", "model", "train")}
-    return replace(changed(config), **parts)
-
-
-def from_dict(mapping: dict, section: type = Config):
-    """Build a Config, or one of its parts, from the JSON of a checkpoint; defaults fill in."""
-    known, values = {field.name: field.type for field in fields(section)}, {}
-    for name, value in mapping.items():
-        if name not in known:
-            raise ConfigError(
-                f"unknown setting {quoted(name)}; the checkpoint may be from a newer version"
-            )
-        values[name] = from_dict(value, known[name]) if is_dataclass(known[name]) else value
-    return section(**values)
+    return build(Config, data=build(DataConfig), model=build(ModelConfig), train=build(TrainConfig))

@@ -1,1 +1,1 @@
-"""Text in, batches of token ids out."""
+"""Bytes -> characters (text) -> ids (tokenizer, corpus; items of lists) -> windows (batches)."""

@@ -1,28 +1,25 @@
-"""Lists: texts whose items are independent training examples: names, recipes, sums with answers.
+"""Lists: texts whose items are independent documents: names, recipes, sums with answers.
 
-A list is laid out as `separator item separator item ... separator`. The segment of an item begins
+A list is laid out as `separator item separator item ... separator`. The document of an item begins
 with the last character of the separator before it and ends with its own separator. So a model
 learns how an item begins and ends, and never sees two items at once:
 
-    separator "\\n", items "ab" and "c":  the text "\\nab\\nc\\n", segments "\\nab\\n" and "\\nc\\n"
+    separator "\\n", items "ab" and "c":  "\\nab\\nc\\n", documents "\\nab\\n" and "\\nc\\n"
 """
 
 import re
-import statistics
-from collections.abc import Callable, Iterable, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from itertools import accumulate, pairwise
 
 import numpy as np
 
-from common.errors import DataError
+from common.console import DataError
 from common.words import plural, quoted
 from configs.fields import parse_escapes
 from configs.schema import DataConfig
-from data.batches import IGNORED, Split
-
-FEW_ITEMS = 10  # the loss over fewer items says little
+from data.batches import IGNORE_INDEX, Split
 
 
 @dataclass(frozen=True)
@@ -35,139 +32,75 @@ class ItemFormat:
     @classmethod
     def from_settings(cls, data: DataConfig) -> "ItemFormat | None":
         """Return the format that the settings describe; None if the text is not a list."""
-        if not data.separator:
-            return None
         # in the settings \n is two characters, in the text it is one
-        return cls(parse_escapes(data.separator), parse_escapes(data.answer_after))
-
-    @property
-    def start_character(self) -> str:
-        """The character that a model sees before an item: the last one of a separator."""
-        return self.separator[-1]
-
-    def strip_blank_ends(self, content: str) -> str:
-        """Return a text without the spaces and tabs at the ends of its lines: no part of an item.
-
-        All stay if the separator or `answer_after` contains a space or tab.
-        """
-        if re.search("[ \t]", self.separator + self.answer_after):
-            return content
-        return "\n".join(line.rstrip(" \t") for line in content.split("\n"))
+        texts = map(parse_escapes, (data.separator, data.answer_after))
+        return cls(*texts) if data.separator else None
 
     def items_of(self, path: str, files: Sequence[str]) -> list[str]:
-        """Return the items of some files, without the newlines around them; none spans two files.
+        """Return the items of some files; none spans two files.
 
-        Raises DataError for an item without `answer_after`.
+        Blanks at the ends of lines, newlines around an item and blank items do not count. Raises
+        DataError for an item without `answer_after`.
         """
         items = []
         for file in files:
-            pieces = self.strip_blank_ends(file).split(self.separator)
-            items += [piece.lstrip("\n") for piece in pieces if piece.strip()]
-
-        lacking = [item for item in items if self.answer_after not in item]
-        if lacking:
+            pieces = re.sub(r"[ \t]+$", "", file, flags=re.MULTILINE).split(self.separator)
+            items += [piece.strip("\n") for piece in pieces if piece.strip()]
+        if lacking := [item for item in items if self.answer_after not in item]:
             raise DataError(
-                f"{path}: answer_after {quoted(self.answer_after)} is missing in "
-                f"{plural(len(lacking), 'item')}, first: {quoted(lacking[0])}; "
-                "correct or remove them"
+                f"{path}: {plural(len(lacking), 'item')} without {quoted(self.answer_after)}, "
+                f"first: {quoted(lacking[0])}; correct or remove them"
             )
-        return list(map(self.trim_end, items))
-
-    def trim_end(self, item: str) -> str:
-        """Remove the newlines at the end of an item, but keep those that end its question.
-
-        Files often have empty lines between items, or a newline before an end-of-text marker.
-        """
-        question = self.question(item)
-        return question + item[len(question) :].rstrip("\n")
+        return items
 
     def question(self, item: str) -> str:
         """Return the item through `answer_after`; "" if items have no answers."""
-        if not self.answer_after:
-            return ""
         return item[: item.index(self.answer_after) + len(self.answer_after)]
 
-    def join(self, items: Iterable[str]) -> str:
-        """Return a text of items, each with its separator."""
-        return "".join(item + self.separator for item in items)
+    def lay_out(self, items: Sequence[str]) -> str:
+        """Return the text of a list."""
+        return self.separator + "".join(item + self.separator for item in items)
 
     def encode_items(self, items: Sequence[str], encode: Callable[[str], np.ndarray]) -> Split:
         """Encode items into a split.
 
         With `answer_after`, only the answers and their separators count for the loss.
         """
-        ids = encode(self.separator + self.join(items))
-        # where each item begins, and where the last one ends
-        lengths = (len(item) + len(self.separator) for item in items)
-        starts = list(accumulate(lengths, initial=len(self.separator)))
-        segments = tuple((start - 1, end) for start, end in pairwise(starts))
+        ids = encode(self.lay_out(items))
+        lengths = np.array([len(item) + len(self.separator) for item in items])
+        starts = np.cumsum(lengths) - lengths + len(self.separator)
+        documents = np.stack([starts - 1, starts + lengths], axis=1)
         if not self.answer_after:
-            return Split(ids, segments, is_list=True)
-
+            return Split(ids, documents)
         # questions cannot be predicted: their loss would be noise
         targets = ids.astype(np.int32)
-        for item, start in zip(items, starts, strict=False):
-            targets[start : start + len(self.question(item))] = IGNORED
-        return Split(ids, segments, is_list=True, targets=targets)
+        for item, start in zip(items, starts, strict=True):
+            targets[start : start + len(self.question(item))] = IGNORE_INDEX
+        return Split(ids, documents, targets)
 
 
-def split_list(
-    paths: Sequence[str],
-    lists: Sequence[Sequence[str]],
-    item_format: ItemFormat,
-    val_fraction: float,
-    encode: Callable[[str], np.ndarray],
-) -> tuple[Split, Split, str, list[str]]:
-    """Encode a list, or one list to train on and another to validate on, as two splits.
+def split_items(
+    lists: Sequence[Sequence[str]], val_fraction: float
+) -> tuple[Sequence[str], Sequence[str]]:
+    """Return the items to train on and to validate on: two lists, or a single one divided.
 
-    Also return the question of a validation item, as an example of a prompt, and lines for the
-    user. Raises DataError for too few items, as in a text without the separator.
+    An item of a single list is held out if its SHA-256, as a fraction of 2**256, is below
+    `val_fraction`. So equal items stay together, and neither other items nor the seed nor the
+    machine matters. If all are on one side, the one nearest to the limit changes sides.
+
+    Raises DataError for too few items, as in a text without the separator.
     """
-    # a single list is divided into two parts; a list to validate on may have a single item
-    for path, items, needed in zip(paths, lists, (2, 1), strict=False):
-        if len(set(items)) < needed:
-            raise DataError(
-                f"{path}: {plural(len(set(items)), 'distinct item')}, divided by the separator "
-                f"{quoted(item_format.separator)}; at least {needed} are needed; add items, or "
-                "correct the separator"
-            )
-
+    if min(len(set(items)) for items in lists) < 2:
+        raise DataError("separator: it yields fewer than 2 distinct items; add some, or correct it")
     # shuffled, always in the same way, because evaluations show the first few wrong items
-    lists = [sorted(items, key=digest) for items in lists]
-    train, val = lists if len(lists) == 2 else hold_out(lists[0], val_fraction)
-    lengths, distinct = [len(item) for item in (*train, *val)], len({*train, *val})
-    lines = [
-        f"items       {len(train):,} to train on, {len(val):,} to validate on, {distinct:,} "
-        f"distinct; median length {statistics.median(lengths):g} characters, longest "
-        f"{max(lengths):,}"
-    ]
-    if len(val) < FEW_ITEMS:
-        lines.append(
-            f"note: {plural(len(val), 'item')} to validate on: the validation loss says little"
-        )
-    if known := len(set(val) & set(train)):
-        lines.append(
-            f"note: {known:,} of {len(set(val)):,} distinct validation items are in the training "
-            "text too"
-        )
-
-    train_split, val_split = (item_format.encode_items(part, encode) for part in (train, val))
-    return train_split, val_split, item_format.question(val[0]), lines
-
-
-def hold_out(items: Sequence[str], val_fraction: float) -> tuple[list[str], list[str]]:
-    """Divide items into those to train on and those to validate on.
-
-    An item is held out if its SHA-256, as a fraction of 2**256, is below `val_fraction`. So equal
-    items stay together, and neither other items nor the seed nor the machine matters. If all are on
-    one side, the one nearest to the limit changes sides.
-    """
-    digests = sorted(map(digest, set(items)))
+    items, *val = (sorted(items, key=digest) for items in lists)
+    if val:
+        return items, *val
+    digests = sorted(set(map(digest, items)))
     count = sum(int.from_bytes(number) < val_fraction * 2**256 for number in digests)
     last = digests[max(1, min(count, len(digests) - 1)) - 1]
-    train = [item for item in items if digest(item) > last]
-    val = [item for item in items if digest(item) <= last]
-    return train, val
+    cut = bisect_right(items, last, key=digest)
+    return items[cut:], items[:cut]
 
 
 def digest(item: str) -> bytes:

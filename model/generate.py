@@ -8,7 +8,7 @@ B batch, T new tokens, V vocabulary
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -47,16 +47,7 @@ class Sampler:
     alone or in a batch, and whether it is drawn at once or continued later.
     """
 
-    def __init__(
-        self,
-        seed: int = 0,
-        samples: Sequence[int] = (0,),
-        *,
-        temperature: float = 1.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-    ):
+    def __init__(self, seed=0, samples=(0,), *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
         self.temperature, self.top_k, self.top_p, self.min_p = temperature, top_k, top_p, min_p
         self.rngs = [np.random.Generator(np.random.PCG64((seed, i))) for i in samples]
 
@@ -85,19 +76,13 @@ class Sampler:
         logits /= self.temperature
 
         if 0 < self.top_k < logits.shape[1]:
-            apply_top_k(logits, self.top_k)
+            kth = np.partition(logits, -self.top_k, axis=-1)[:, -self.top_k]  # (B,): k-th largest
+            logits[logits < kth[:, None]] = -np.inf  # ties of the k-th stay
         probs = np.exp(logits)
         if self.top_p < 1.0:
             apply_top_p(probs, self.top_p)
-        if self.min_p > 0.0:
-            apply_min_p(probs, self.min_p)
+        probs[probs < self.min_p] = 0.0
         return probs
-
-
-def apply_top_k(logits: np.ndarray, k: int) -> None:
-    """Keep the k largest logits of each row (B, V) and ties of the k-th; set the rest to -inf."""
-    kth = np.partition(logits, -k, axis=-1)[:, -k]  # (B,): the k-th largest
-    logits[logits < kth[:, None]] = -np.inf
 
 
 def apply_top_p(probs: np.ndarray, p: float) -> None:
@@ -116,56 +101,48 @@ def apply_top_p(probs: np.ndarray, p: float) -> None:
     probs[rows, order] *= ~dropped
 
 
-def apply_min_p(probs: np.ndarray, min_p: float) -> None:
-    """Drop the entries of each row (B, V) below min_p times the largest, which is 1."""
-    probs[probs < min_p] = 0.0
+# --------------------------------------------------------------------------------------- generation
 
 
-# -------------------------------------------------------------------------------------------- texts
+class Generation:
+    """The texts of a batch of samples, of equal length: prompts are appended, characters drawn.
 
-
-class Texts:
-    """A batch of texts of equal length: prompts are appended, characters are drawn.
-
-    Only the window that the model sees is kept (see `window_start`). `cache` affects only the speed
-    and the rounding of the logits. The model is left in evaluation mode, and must not change.
+    The model sees a window of them (see `window_start`), so only their ends are kept. `cache`
+    affects only the speed and the rounding of the logits. The model is left in evaluation mode, and
+    must not change.
     """
 
     def __init__(self, model: GPT, sampler: Sampler, *, cache: bool = True):
         self.model = model.eval()  # no dropout, and `logit_scale` applies
         self.sampler = sampler
-        self.length = 0  # of each text, including what is before the window
-        self.start = 0  # of the window, in the text
-        self.ids = np.empty((len(sampler.rngs), 0), np.int64)  # the window: (B, up to block_size)
+        self.length = 0  # of each text
+        self.end = np.empty((len(sampler.rngs), 0), np.int64)  # its last block_size ids, at most
+        self.start = 0  # of the window
         self.cache = model.new_cache() if cache else None
 
     def append(self, ids: np.ndarray) -> None:
         """Append supplied ids (B, T), such as a prompt, to the texts."""
         self.sampler.advance(ids.shape[1])
-        self._append(ids)
+        self._extend(ids)
 
-    def write_one(self) -> np.ndarray:
-        """Draw the next character of each text and append it: ids (B,).
-
-        Raises ValueError for empty texts.
-        """
-        if self.length == 0:
-            raise ValueError("the text is empty; append at least 1 character first")
-        # with a cache, the model has read all but the new ids
-        new = self.ids if self.cache is None else self.ids[:, self.cache.length :]
-        ids = self.sampler(last_logits(self.model, new, self.cache))
-        self._append(ids[:, None])
+    def draw(self) -> np.ndarray:
+        """Draw the next character of each text, which is not empty, and append it: ids (B,)."""
+        start = window_start(self.length, self.model.config.block_size)
+        # a window that has moved is read again: its tokens have other positions
+        if self.cache is not None and start != self.start:
+            self.cache = self.model.new_cache()
+        self.start = start
+        read = start if self.cache is None else start + self.cache.length
+        unread = self.length - read  # characters; at least the last one
+        ids = self.sampler(last_logits(self.model, self.end[:, -unread:], self.cache))
+        self._extend(ids[:, None])
         return ids
 
-    def _append(self, ids: np.ndarray) -> None:
+    def _extend(self, ids: np.ndarray) -> None:
         self.length += ids.shape[1]
-        start = window_start(self.length, self.model.config.block_size)
-        self.ids = np.concatenate([self.ids, ids], axis=1)[:, start - self.start :]
-        if start != self.start:
-            self.start = start
-            # a window that has moved is read again: its tokens have other positions
-            if self.cache is not None:
-                self.cache = self.model.new_cache()
+        # what has left the window for good is dropped: a long text takes no longer per character
+        block_size = self.model.config.block_size
+        self.end = np.concatenate([self.end, ids], axis=1)[:, -block_size:]
 
 
 @torch.inference_mode()
@@ -179,7 +156,7 @@ def generate(
     model: GPT, prompt: Tensor, sampler: Sampler, max_new_tokens: int, *, cache: bool = True
 ) -> Iterator[Tensor]:
     """Continue `prompt` (B, T) by max_new_tokens characters; yield the ids (B,) of each."""
-    texts = Texts(model, sampler, cache=cache)
-    texts.append(prompt.cpu().numpy())
+    generation = Generation(model, sampler, cache=cache)
+    generation.append(prompt.cpu().numpy())
     for _ in range(max_new_tokens):
-        yield torch.from_numpy(texts.write_one())
+        yield torch.from_numpy(generation.draw())

@@ -13,7 +13,7 @@ from configs.schema import ModelConfig
 from model.attention import INIT_STD, MultiHeadAttention
 from model.dropout import dropout
 from model.kv_cache import Cache, LayerCache
-from model.parameters import load_tensors, named_splits
+from model.parameters import load_tensors, named_parts
 from model.rotary import Rotary
 
 NORMS = {
@@ -84,13 +84,15 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """The model of Radford et al. 2019 (GPT-2), with the modern parts that `config` selects.
 
-    The initial weights depend on `config` and `seed`, but not on the attention layout. Dropout and
-    logit_scale are numbers here: training/state.py replaces `auto`.
+    The initial weights depend on `config` and `seed`, but not on the attention layout. Dropout is a
+    number here: training/state.py replaces `auto`.
     """
 
     def __init__(self, config: ModelConfig, vocab_size: int, seed: int = 0):
         super().__init__()
         self.config, self.vocab_size = config, vocab_size
+        # `auto` begins at 1; training lowers it, and a checkpoint has that of its weights
+        self.logit_scale = 1.0 if config.logit_scale == "auto" else config.logit_scale
         C, V = config.n_embd, vocab_size
 
         rope = config.positions == "rope"
@@ -122,11 +124,11 @@ class GPT(nn.Module):
         residual_std = INIT_STD / (2 * self.config.n_layer) ** 0.5 if scaled else 0.0
 
         weights = {}
-        for name, (shape, matrices, _) in named_splits(self).items():
+        for name, (shape, _) in named_parts(self).items():
             std = residual_std if name.endswith((".out_proj", ".down")) else INIT_STD
-            if name.endswith(".bias") or (matrices and not std):
+            if name.endswith(".bias") or (len(shape) > 1 and not std):
                 weights[name] = torch.zeros(shape)
-            elif matrices:
+            elif len(shape) > 1:
                 weights[name] = torch.empty(shape).normal_(0.0, std, generator=generator)
         load_tensors(self, weights)
 
@@ -139,22 +141,15 @@ class GPT(nn.Module):
 
         With a cache, `ids` continue the texts that the cache has read, and are added to it.
 
-        Raises ValueError for ids that are not (B, T) with T at least 1, for more than block_size
-        tokens, cached ones included, and for another batch size than that of the cache.
+        Raises ValueError for more than block_size tokens, cached ones included.
         """
-        if ids.dim() != 2 or ids.size(1) == 0:
-            raise ValueError(
-                f"ids must be (B, T) with T at least 1, not {tuple(ids.shape)}; "
-                "ids[None] is a batch of one text"
-            )
-        T = ids.size(1)
-        end = T if cache is None else cache.length + T
-        if end > self.config.block_size:
-            raise ValueError(f"{end} tokens exceed block_size {self.config.block_size}")
-        # previous embeddings need the ids before the new ones: (B, N), T <= N <= n_previous + T
-        recent_and_new = ids if cache is None else cache.with_recent(ids)
-        x = self._embed(recent_and_new, start=end - recent_and_new.size(1))  # (B, N, C)
-        x = x[:, -T:]  # (B, T, C): those of the new ids
+        T, all_ids = ids.size(1), ids if cache is None else cache.with_ids(ids)  # (B, S)
+        S = all_ids.size(1)
+        if self.config.block_size < S:
+            raise ValueError(f"{S} tokens exceed block_size {self.config.block_size}")
+        # previous embeddings need the ids before the new ones
+        start = max(0, S - T - self.config.n_previous)
+        x = self.embed(all_ids[:, start:], start)[:, -T:]  # (B, T, C)
 
         # the residual stream: every block reads it and adds to it
         layers = [None] * len(self.blocks) if cache is None else cache.layers
@@ -162,13 +157,13 @@ class GPT(nn.Module):
             x = block(x, layer_cache)  # (B, T, C)
 
         if cache is not None:
-            cache.remember(recent_and_new)
+            cache.ids = all_ids
         return self.unembed(x)  # (B, T, V)
 
-    def _embed(self, ids: Tensor, start: int) -> Tensor:
+    def embed(self, ids: Tensor, start: int = 0) -> Tensor:
         """Embed ids (B, N), the first at position `start`: (B, N, C)."""
         x = self.token_embedding(ids)
-        # Token shifts: add an embedding of the token n positions earlier, zero where there is none.
+        # previous embeddings: add that of the token n positions earlier, zero where there is none
         # Padding shifts to the right by n; the slice drops what has been pushed out at the end.
         for n, embedding in enumerate(self.previous_embeddings, 1):
             x = x + F.pad(embedding(ids), (0, 0, n, 0))[:, : ids.size(1)]
@@ -186,5 +181,13 @@ class GPT(nn.Module):
         # On new text a trained model is overconfident: temperature scaling (Guo et al. 2017). With
         # `auto`, the factor falls with the epochs read. The validation loss includes it.
         if not self.training:
-            logits = logits * self.config.logit_scale
+            logits = logits * self.logit_scale
         return logits
+
+
+def cross_entropy(logits: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
+    """Compute the cross-entropy of targets (B, T) under logits (B, T, V) in nats, in float32.
+
+    Padding does not count: its targets are -100, the default `ignore_index` of PyTorch.
+    """
+    return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction=reduction)

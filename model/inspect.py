@@ -4,13 +4,13 @@ T tokens, L layers, H n_head, D head size, V vocabulary
 """
 
 from collections.abc import Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
-from model.attention import MultiHeadAttention, attention_weights
-from model.gpt import GPT, Block
+from model.attention import attention_weights
+from model.gpt import GPT
 
 
 @torch.inference_mode()
@@ -20,16 +20,11 @@ def attention_maps(model: GPT, ids: Tensor) -> list[Tensor]:
     Every row sums to 1. A kernel does not return the weights, so they are computed again from the
     queries and keys (docs/attention.md, section 6).
     """
-    maps = []
-
-    def record(layer: MultiHeadAttention, inputs: tuple[Tensor]) -> None:
-        q, k, _ = layer.queries_keys_values(*inputs)
+    x, maps = model.embed(ids[None]), []
+    for block in model.blocks:
+        q, k, _ = block.attention.queries_keys_values(block.attn_norm(x))
         maps.append(attention_weights(q, k, causal=True)[0])
-
-    with ExitStack() as hooks:  # removes them at its end
-        for block in model.blocks:
-            hooks.enter_context(block.attention.register_forward_pre_hook(record))
-        model(ids[None])
+        x = block(x)
     return maps
 
 
@@ -40,15 +35,10 @@ def logit_lens(model: GPT, ids: Tensor) -> Tensor:
     What does the model believe after each block (nostalgebraist 2020, the logit lens)? The final
     norm and `lm_head` read the residual stream there. The last entry is the model's output.
     """
-    streams = []
-
-    def record(block: Block, inputs: tuple[Tensor], stream: Tensor) -> None:
-        streams.append(stream)
-
-    with ExitStack() as hooks:
-        for block in model.blocks:
-            hooks.enter_context(block.register_forward_hook(record))
-        model(ids[None])
+    x, streams = model.embed(ids[None]), []
+    for block in model.blocks:
+        x = block(x)
+        streams.append(x)
     return model.unembed(torch.cat(streams))  # (L, T, V)
 
 
@@ -56,24 +46,15 @@ def logit_lens(model: GPT, ids: Tensor) -> Tensor:
 def ablated(model: GPT, heads: Collection[tuple[int, int]]) -> Iterator[None]:
     """Ablate heads in a `with` block, each given as (layer, head), both counted from 0.
 
-    The caches of earlier `Texts` are those of the whole model: create new texts in the block.
-    Raises ValueError for a head that does not exist.
+    The cache of an earlier `Generation` is that of the whole model: begin a new one in the block.
     """
-    L, H = model.config.n_layer, model.config.n_head
-    for layer, head in heads:
-        if not (0 <= layer < L and 0 <= head < H):
-            raise ValueError(
-                f"no head {head} in layer {layer}; allowed: heads 0 to {H - 1} "
-                f"in layers 0 to {L - 1}"
-            )
-
     # D columns of the output projection read a head: while they are zero, it has no effect
     weights = [block.attention.out_proj.weight for block in model.blocks]  # (C, H*D) in each layer
     originals = [weight.detach().clone() for weight in weights]
     try:
         with torch.no_grad():
             for layer, head in heads:
-                weights[layer].unflatten(1, (H, -1))[:, head] = 0
+                weights[layer].unflatten(1, (model.config.n_head, -1))[:, head] = 0
         yield
     finally:
         with torch.no_grad():

@@ -4,59 +4,38 @@ Initialization, optimizers, checkpoints, the page and convert.py see a model in 
 may be resumed in another layout, and a seed trains the same model in all of them.
 """
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-Of = Callable[[nn.Parameter], Tensor | None]  # a parameter -> itself, its gradient or a moment
+from model.attention import QKVProjection
+
+# maps a tensor to the parameters that store it, each with its part: a view of the tensor
+Parts = Callable[[Tensor], Iterable[tuple[nn.Parameter, Tensor]]]
 
 
-class ParameterSplit(NamedTuple):
-    """A tensor of a model, and the parameters that store its parts.
-
-    shape     of the tensor
-    matrices  (N, R, C), its shape as N matrices: 3 for queries, keys and values; () for a vector
-    parts     maps a tensor of this shape to the parameters, each with its part: a view of it
-    """
-
-    shape: tuple[int, ...]
-    matrices: tuple[int, ...]
-    parts: Callable[[Tensor], Iterable[tuple[nn.Parameter, Tensor]]]
-
-    @property
-    def parameters(self) -> list[nn.Parameter]:
-        """The parameters that store the tensor."""
-        return [parameter for parameter, _ in self.parts(torch.empty(self.shape, device="meta"))]
-
-
-def named_splits(model: nn.Module) -> dict[str, ParameterSplit]:
-    """Return the tensors of a GPT, or of a part of one, by name.
+def named_parts(model: nn.Module) -> dict[str, tuple[tuple[int, ...], Parts]]:
+    """Return the tensors of a GPT, or of a part of one, by name: their shapes and parts.
 
     The names are paths of parameters without `.weight`. Attention has one tensor for queries, keys
     and values, `blocks.0.attention.qkv` (3, H, D, C), whatever its layout, and with biases
-    `blocks.0.attention.qkv.bias` (3, H, D). Any other tensor of more than one dimension is one
-    matrix, whose rows are the first dimension.
+    `blocks.0.attention.qkv.bias` (3, H, D). Any other tensor is one parameter.
     """
-    splits = {}
+    layouts, tensors = {}, {}
+    for path, module in model.named_modules():
+        if isinstance(module, QKVProjection):
+            layouts |= dict.fromkeys(module.parameters(), (path, module))
     for name, parameter in model.named_parameters():
-        # in an attention layer alone, names begin with `projection.`: the dot makes all names alike
-        path, in_layout, _ = f".{name}".partition(".projection.")
-        if in_layout:
-            projection = model.get_submodule(f"{path}.projection"[1:])
-            for kind, shape in projection.shapes.items():
-                qkv = f"{path}.qkv.{kind}"[1:].removesuffix(".weight")
-                matrices = (3, shape[1] * shape[2], shape[3]) if kind == "weight" else ()
-                splits[qkv] = ParameterSplit(shape, matrices, partial(projection.split, kind=kind))
+        if parameter in layouts:
+            path, layout = layouts[parameter]
+            for kind, shape in layout.shapes.items():
+                qkv = f"{path}.{kind}".removesuffix(".weight")
+                tensors[qkv] = shape, partial(layout.split, kind=kind)
         else:
-            shape = tuple(parameter.shape)
-            matrices = (1, shape[0], math.prod(shape[1:])) if len(shape) > 1 else ()
-            whole = partial(_whole, parameter)
-            splits[name.removesuffix(".weight")] = ParameterSplit(shape, matrices, whole)
-    return splits
+            tensors[name.removesuffix(".weight")] = parameter.shape, partial(_whole, parameter)
+    return tensors
 
 
 def _whole(parameter: nn.Parameter, tensor: Tensor) -> list[tuple[nn.Parameter, Tensor]]:
@@ -64,28 +43,35 @@ def _whole(parameter: nn.Parameter, tensor: Tensor) -> list[tuple[nn.Parameter, 
 
 
 @torch.no_grad()
-def named_tensors(model: nn.Module, of: Of = lambda parameter: parameter) -> dict[str, Tensor]:
-    """Return a copy of each tensor by name, without those whose parameters `of` maps to None."""
-    tensors, like = {}, next(model.parameters())
-    for name, split in named_splits(model).items():
-        tensor = like.new_empty(split.shape)
-        parts = [(of(parameter), part) for parameter, part in split.parts(tensor)]
-        if parts[0][0] is not None:
-            for source, part in parts:
-                part.copy_(source.reshape(part.shape))
-            tensors[name] = tensor
+def named_tensors(
+    model: nn.Module, values: Mapping[nn.Parameter, Tensor] | None = None
+) -> dict[str, Tensor]:
+    """Return a copy of each tensor by name: of its parameters, or of their `values`, if any."""
+    like = next(model.parameters())
+    values = {p: p for p in model.parameters()} if values is None else values
+    tensors = {}
+    for name, (shape, parts) in named_parts(model).items():
+        tensor = like.new_empty(shape)
+        for parameter, part in parts(tensor):
+            if parameter in values:
+                part.copy_(values[parameter].reshape(part.shape))
+                tensors[name] = tensor
     return tensors
 
 
 @torch.no_grad()
 def load_tensors(
-    model: nn.Module, tensors: Mapping[str, Tensor], of: Of = lambda parameter: parameter
+    model: nn.Module,
+    tensors: Mapping[str, Tensor],
+    values: Mapping[nn.Parameter, Tensor] | None = None,
 ) -> None:
-    """Copy tensors into what `of` maps the parameters to: the inverse of `named_tensors`."""
-    splits = named_splits(model)
+    """Copy tensors into the parameters, or into their `values`: the inverse of `named_tensors`."""
+    named = named_parts(model)
     for name, tensor in tensors.items():
-        for parameter, part in splits[name].parts(tensor):
-            of(parameter).copy_(part.reshape(parameter.shape))
+        _, parts = named[name]
+        for parameter, part in parts(tensor):
+            target = parameter if values is None else values[parameter]
+            target.copy_(part.reshape(parameter.shape))
 
 
 def parameter_count(model: nn.Module) -> int:

@@ -14,13 +14,11 @@ from torch import Tensor, nn
 class Rotary(nn.Module):
     """The rotation of queries and keys at positions below `max_positions`, shared by all layers.
 
-    Raises ValueError for an odd head size.
+    The head size is even.
     """
 
     def __init__(self, head_size: int, max_positions: int):
         super().__init__()
-        if head_size % 2:
-            raise ValueError(f"head size {head_size} is odd; rotary positions need an even one")
         # the first pairs turn fast and tell neighbors apart, the last ones hardly turn at all
         exponents = torch.arange(0, head_size, 2, dtype=torch.float64) / head_size
         frequencies = 10_000.0**-exponents  # (D/2,)
@@ -35,12 +33,7 @@ class Rotary(nn.Module):
 
     def forward(self, x: Tensor, start: int) -> Tensor:
         """Rotate x (B, H, T, D), whose first token is at position `start`: (B, H, T, D)."""
-        end = start + x.size(2)
-        if end > self.cos_sin.size(1):
-            raise ValueError(
-                f"position {end - 1} is out of range; allowed: 0 to {self.cos_sin.size(1) - 1}"
-            )
-        cos, sin = self.cos_sin[:, start:end].to(x.dtype)  # each (T, D)
+        cos, sin = self.cos_sin[:, start : start + x.size(2)].to(x.dtype)  # each (T, D)
         # (a, b) -> (a cos - b sin, b cos + a sin); roll swaps the features of each pair
         half = x.size(-1) // 2
         return torch.addcmul(x * cos, x.roll(half, dims=-1), sin)

@@ -1,7 +1,6 @@
 // The page: its sections, and the messages to its worker.
 "use strict";
 
-const MAX_SHOWN = 10000; // characters of a scored text; more make browsers slow
 const TOLERANCE = 1e-3; // of the largest logit, or of 1: more is not Python's model
 const PACE = 20; // characters per second, while the page writes by itself
 const SURPRISE = Math.log(10); // nats: a probability below 10 %
@@ -57,29 +56,6 @@ function showLens(vocabulary, lens, id) {
   $("lens").replaceChildren(...rows);
 }
 
-// Say how many heads are off, if any.
-const without = ({ size }) => (size ? `, with ${size} head${size > 1 ? "s" : ""} off` : "");
-
-// Return the ids of characters, or show which are unknown, with a button to remove them.
-function encode(characters, field, message, ids) {
-  const unknown = new Set(characters.filter((c) => !ids.has(c)));
-  message.hidden = !unknown.size;
-  if (!unknown.size) return characters.map((c) => ids.get(c));
-  const more = unknown.size > 5 ? ` and ${count(unknown.size - 5)} more` : "";
-  const name = (c) => (characterName(c) === c ? `${quoted(c)} (${codePoint(c)})` : quoted(c));
-  const remove = element("button", { text: unknown.size > 1 ? "Remove them" : "Remove it" });
-  remove.addEventListener("click", () => {
-    const characters = Array.from(inKnownForm(field.value, ids));
-    field.value = characters.filter((c) => ids.has(c)).join("");
-    message.hidden = true;
-    field.dispatchEvent(new Event("input"));
-    field.focus();
-  });
-  const names = Array.from(unknown).slice(0, 5).map(name).join(", ");
-  message.replaceChildren(`The model has never read ${names}${more}. `, remove);
-  return null;
-}
-
 // Start the worker. Return `ask(job, message, answer)`, which starts a job and ends the previous
 // one of the same name; `answer` is called with each report of the job.
 function startWorker(failed) {
@@ -101,10 +77,8 @@ function startWorker(failed) {
 
 function showPage() {
   // a browser saves the page as it stands: filled, and with what is hidden at first
-  for (const id of ["switches", "layer", "facts", "score-result", "score-why"]) {
-    $(id).replaceChildren();
-  }
-  for (const shown of document.querySelectorAll("main, #scored, [role=alert]")) shown.hidden = true;
+  for (const id of ["switches", "layer", "facts"]) $(id).replaceChildren();
+  for (const shown of document.querySelectorAll("main, [role=alert]")) shown.hidden = true;
   const data = JSON.parse($("data").textContent);
   const vocabulary = Array.from(data.vocabulary);
   const ids = new Map(vocabulary.map((c, id) => [c, id]));
@@ -122,7 +96,6 @@ function showPage() {
   const heads = showHeads(ask, config);
   const inspect = showAttention(ask, vocabulary, config, heads);
   showWrite(ask, vocabulary, ids, data, inspect, heads);
-  showScore(ask, vocabulary, ids, data, heads);
   showAbout(data, vocabulary);
   document.querySelector("main").hidden = false;
   ask("check", { check: data.check }, ({ difference }) => {
@@ -205,9 +178,11 @@ function showWrite(ask, vocabulary, ids, data, inspect, heads) {
   // Begin a new text with the prompt; return whether that is possible.
   const begin = () => {
     const value = $("prompt").value;
-    const characters = Array.from(inKnownForm(value, ids));
-    const text = encode(characters, $("prompt"), $("prompt-error"), ids);
-    if (!text) return false;
+    const characters = Array.from(value);
+    const unknown = new Set(characters.filter((c) => !ids.has(c)));
+    $("prompt-error").hidden = !unknown.size;
+    $("prompt-error").textContent = `Left out, never read: ${[...unknown].map(codePoint).join(" ")}`;
+    const text = characters.filter((c) => ids.has(c)).map((c) => ids.get(c));
     if (answers && !value.split(items.separator).at(-1).includes(items.answer_after)) {
       $("prompt-error").textContent = `A question ends with “${readable(items.answer_after)}”.`;
       $("prompt-error").hidden = false;
@@ -374,7 +349,7 @@ function showWrite(ask, vocabulary, ids, data, inspect, heads) {
     $("status").replaceChildren(
       `${count(written.length - view.first)} characters${speed} · mean loss `,
       lossOf(mean, 4, " The stronger its color, the higher the loss of a character."),
-      ` (lower is better)${without(heads.off)}`,
+      ` (lower is better)${heads.off.size ? `, heads off: ${heads.off.size}` : ""}`,
     );
   };
   proceed(null, matchMedia("(prefers-reduced-motion: reduce)").matches ? 0 : PACE);
@@ -392,7 +367,7 @@ function showAttention(ask, vocabulary, config, heads) {
   const view = new TextView($("window"), vocabulary, { onSelect: (i) => view.select(i) });
 
   const draw = () => {
-    const { window, attention, previous, induction } = result;
+    const { window, attention } = result;
     const first = Number($("layer").value) * H; // head of the layer
     const row = attention[first + head];
     const most = argmax(row);
@@ -402,8 +377,6 @@ function showAttention(ask, vocabulary, config, heads) {
       view.spans[i].style.setProperty("--weight", weight / row[most]);
       view.spans[i].title = percent(weight);
     });
-    const share = (means, n) =>
-      means ? `${percent(means.heads[n])} (${percent(means.uniform)})` : "none";
     const rows = Array.from({ length: H }, (_, h) => {
       const n = first + h;
       const label = { "aria-label": `Show head ${h + 1}`, "aria-pressed": h === head };
@@ -416,8 +389,6 @@ function showAttention(ask, vocabulary, config, heads) {
       return element("tr", { className: heads.off.has(n) ? "off" : "" }, [
         element("td", {}, [button]),
         element("td", {}, [strip(attention[n])]),
-        element("td", { text: share(previous, n) }),
-        element("td", { text: share(induction, n) }),
       ]);
     });
     $("heads").replaceChildren(...rows);
@@ -457,53 +428,6 @@ function strip(row) {
   });
   made.style.background = `linear-gradient(to right, ${stops})`;
   return made;
-}
-
-function showScore(ask, vocabulary, ids, { items: list, unknown }, { off }) {
-  let running = false;
-  const view = new TextView($("scored"), vocabulary, {
-    onShow: (i) => showWhy($("score-why"), vocabulary, view.items[i]),
-    panel: $("score-why"),
-  });
-  const finish = (...result) => {
-    running = false;
-    $("score-result").setAttribute("aria-busy", false);
-    $("score").textContent = "Score";
-    $("score-result").replaceChildren(...result);
-  };
-  $("score-text").addEventListener("input", () => ($("score-error").hidden = true));
-  $("score").addEventListener("click", () => {
-    if (running) {
-      ask("score", { stop: true });
-      return finish("Cancelled.");
-    }
-    const field = $("score-text");
-    const typed = inKnownForm(field.value, ids);
-    const whole = { characters: Array.from(typed) };
-    const { characters, starts, counts, lacking } = list ? layOut(typed, list) : whole;
-    const known = unknown ? characters.map((c) => (ids.has(c) ? c : unknown)) : characters;
-    const text = encode(known, field, $("score-error"), ids);
-    if (!text) return;
-    view.clear();
-    $("score-why").replaceChildren();
-    $("scored").hidden = text.length < 2;
-    if (lacking)
-      return finish(`“${isolated(readable(lacking))}” has no “${readable(list.answer_after)}”.`);
-    if (text.length < 2) return finish("At least 2 characters are needed.");
-    running = true;
-    $("score-result").setAttribute("aria-busy", true); // read out when it is complete
-    $("score").textContent = "Cancel";
-    view.append([{ id: text[0] }], { given: true, hidden: Boolean(list) });
-    const heads = without(off);
-    ask("score", { ids: text, starts, counts }, ({ items, done, nats, counted }) => {
-      view.append(items.slice(0, Math.max(0, MAX_SHOWN - view.items.length)));
-      if (!counted) return; // no answer yet
-      const part = text.length > MAX_SHOWN ? `; only the first ${count(MAX_SHOWN)} are shown` : "";
-      const rest = ` per character, over ${count(counted)} predictions${heads}`;
-      if (done) finish(lossOf(nats / counted, 4), rest + part);
-      else $("score-result").replaceChildren(lossOf(nats / counted, 4), `${rest} so far`);
-    });
-  });
 }
 
 function showAbout({ about, config }, vocabulary) {

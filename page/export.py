@@ -1,32 +1,32 @@
-"""The page of a model: weights, initial settings and code, in one HTML file.
-
-After a change to the code: python -m page.export docs/plays.html
-"""
+"""The page of a model: weights, initial settings and code, in one HTML file."""
 
 import base64
 import hashlib
 import json
 import re
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
+from common.console import ConfigError
 from common.files import write_atomic
-from configs.schema import ModelConfig, SampleConfig
+from configs.schema import SampleConfig
 from data.items import ItemFormat
-from data.tokenizer import UNK
 from model.generate import last_logits, window_start
 from model.gpt import GPT
-from model.parameters import load_tensors, named_tensors, parameter_count
+from model.parameters import named_tensors, parameter_count
 
 if TYPE_CHECKING:
     from storage.checkpoint import Checkpoint
 
 FOLDER = Path(__file__).parent
+TENSORS = re.compile(  # those that model.js reads
+    r"(token|position)_embedding|previous_embeddings\.\d+|final_norm|lm_head|blocks\.\d+\."
+    r"(attn_norm|attention\.(qkv|out_proj)|mlp_norm|mlp\.(up|down))"
+)
+MARK = b"<title>Hornbook</title>"  # near the beginning of a page, which may be replaced
 MAX_LENGTH = 10_000  # characters; template.html has the same limit
 MAX_CHECKED = 1024  # characters of context in which the page checks itself
 # inline scripts that the Content-Security-Policy must allow
@@ -40,21 +40,26 @@ def write_page(
     """Write the page of a model atomically; return its size in bytes.
 
     `options` and `prompt` are the initial values in the page. Raises ResourceError if the file
-    cannot be written. A model that model.js computes wrongly is not refused here: the page compares
-    its logits with `expected_logits` and says so.
+    cannot be written, ConfigError if it exists and is no such page, or if the model has parameters
+    that model.js does not read. What else it computes otherwise, the page finds by comparing its
+    logits with `expected_logits`, and says so.
     """
+    if path.exists() and MARK not in path.read_bytes()[:4096]:
+        raise ConfigError(f"{path}: exists, and is not a Hornbook page; name another file")
     # everything but the weights, as JSON
     shapes, weights = pack_weights(model)
+    if unread := [name for name, _ in shapes if not TENSORS.fullmatch(name)]:
+        raise ConfigError(
+            f"html: a page runs the architectures of the recipes, without {unread[0]}"
+        )
     item_format = ItemFormat.from_settings(checkpoint.settings.data)
     data = {
-        "config": asdict(model.config),
+        "config": asdict(model.config) | {"logit_scale": model.logit_scale},
         "vocabulary": checkpoint.vocabulary,
         "items": item_format and asdict(item_format),  # None if the text is not a list
-        # replaces unknown characters of a scored text
-        "unknown": UNK if UNK in checkpoint.vocabulary else None,
         "shapes": shapes,
         "check": expected_logits(model),
-        "prompt": prompt or checkpoint.text.question,
+        "prompt": prompt or checkpoint.text.get("question", ""),
         "settings": {name: getattr(options, name) for name in PAGE_SETTINGS}
         | {"max_new_tokens": min(max(1, options.max_new_tokens), MAX_LENGTH)},
         "about": model_summary(checkpoint, model),
@@ -76,17 +81,6 @@ def pack_weights(model: GPT) -> tuple[list[tuple[str, list[int]]], bytes]:
     # concatenated; the shapes say where each array ends
     shapes = [(name, list(array.shape)) for name, array in arrays.items()]
     return shapes, b"".join(array.astype("<f4").tobytes() for array in arrays.values())
-
-
-def unpack_weights(shapes: list[tuple[str, list[int]]], weights: bytes) -> dict[str, torch.Tensor]:
-    """Return the tensors of `pack_weights` by name."""
-    numbers = np.frombuffer(weights, "<f4").astype(np.float32)
-    ends = np.cumsum([np.prod(shape, dtype=int) for _, shape in shapes])
-    arrays = np.split(numbers, ends[:-1])
-    return {
-        name: torch.from_numpy(array.reshape(shape))
-        for (name, shape), array in zip(shapes, arrays, strict=True)
-    }
 
 
 def expected_logits(model: GPT) -> dict[str, list]:
@@ -113,7 +107,7 @@ def model_summary(checkpoint: "Checkpoint", model: GPT) -> dict[str, object]:
     progress = checkpoint.progress
     return {
         "parameters": parameter_count(model),
-        "text": re.split(r"[/\\]", checkpoint.text.name)[-1],
+        "text": re.split(r"[/\\]", checkpoint.text.get("name", ""))[-1],
         "steps": progress.step,
         "loss": progress.best_loss,
         "loss_step": progress.best_step,
@@ -130,18 +124,6 @@ def fill_template(data: dict, weights: bytes) -> bytes:
 
     template = read("template.html")
     return re.sub(r"\{\{(.*?)\}\}", lambda slot: parts[slot[1]], template).encode()
-
-
-def refresh(page: str) -> bytes:
-    """Return an exported page with its data and weights, the current code and its logits."""
-    parts = dict(re.findall(r'<script type="[^"]*" id="(\w+)">(.*?)</script>', page, re.DOTALL))
-    data, weights = json.loads(parts["data"]), base64.b64decode(parts["weights"])
-
-    model = GPT(ModelConfig(**data["config"]), len(data["vocabulary"]))
-    load_tensors(model, unpack_weights(data["shapes"], weights))
-
-    data |= {"config": asdict(model.config), "check": expected_logits(model)}
-    return fill_template(data, weights)
 
 
 def content_security_policy(parts: dict[str, str]) -> str:
@@ -161,8 +143,3 @@ def source_hash(source: str) -> str:
 
 def read(name: str) -> str:
     return (FOLDER / name).read_text(encoding="utf-8")
-
-
-if __name__ == "__main__":
-    target = Path(sys.argv[1])
-    write_atomic(target, refresh(target.read_text(encoding="utf-8")))

@@ -12,8 +12,8 @@ const LIKELIEST = 5; // characters that `scoreCharacter` returns
 
 // ---------------------------------------------------------------------------------- the operations
 
-// Return W x + b. W is (rows, columns), stored row by row. Four rows share each read of x.
-function linear(x, weight, bias) {
+// Return W x. W is (rows, columns), stored row by row. Four rows share each read of x.
+function linear(x, weight) {
   const columns = x.length;
   const [y, last] = [new Float32Array(weight.length / columns), weight.length / columns - 1];
   for (let row = 0; row <= last; row += 4) {
@@ -29,7 +29,6 @@ function linear(x, weight, bias) {
     }
     [y[row], y[second], y[third], y[fourth]] = [a, b, c, d];
   }
-  if (bias) add(y, bias);
   return y;
 }
 
@@ -92,7 +91,6 @@ function erf(x) {
 
 const gelu = (x) => 0.5 * x * (1 + erf(x / Math.SQRT2));
 const relu2 = (x) => Math.max(x, 0) ** 2;
-const silu = (x) => x / (1 + Math.exp(-x));
 
 // --------------------------------------------------------------------------------------- the model
 
@@ -162,15 +160,14 @@ class GPT {
   }
 
   linear(x, name) {
-    return linear(x, this.weights[name], this.weights[`${name}.bias`]);
+    return linear(x, this.weights[name]);
   }
 
   norm(x, name) {
-    const [weight, bias] = [this.weights[name], this.weights[`${name}.bias`]];
-    const y = x.slice();
+    const [weight, y] = [this.weights[name], x.slice()];
     if (this.config.norm === "layernorm") layerNorm(y, LAYERNORM_EPS);
     else rmsNorm(y, RMS_EPS);
-    return y.map((value, i) => value * weight[i] + (bias ? bias[i] : 0));
+    return y.map((value, i) => value * weight[i]);
   }
 
   // Multi-head attention: in each head, a softmax of q . k / sqrt(D) weights the values.
@@ -205,13 +202,7 @@ class GPT {
   }
 
   mlp(x, name) {
-    let hidden = this.linear(x, `${name}.up`);
-    if (this.config.mlp === "swiglu") {
-      const gate = this.linear(x, `${name}.gate`);
-      hidden = hidden.map((value, i) => silu(gate[i]) * value);
-    } else {
-      hidden = hidden.map(this.config.mlp === "gelu" ? gelu : relu2);
-    }
+    const hidden = this.linear(x, `${name}.up`).map(this.config.mlp === "gelu" ? gelu : relu2);
     return this.linear(hidden, `${name}.down`);
   }
 }
@@ -268,42 +259,6 @@ function* readWindow(model, ids, start, end) {
   for (let i = 0; i < window.length; i++) yield [start + i + 1, model.step(window, i, caches)];
 }
 
-// Yield [n, logits] for every prediction in a text, each once. The windows do not overlap and have
-// block_size predictions, like those of `evaluation_windows` in data/batches.py; none crosses one
-// of `starts`, where the items of a list begin.
-function* predictions(model, ids, starts = [0]) {
-  const [size, last] = [model.config.block_size, ids.length - 1];
-  for (const [i, first] of starts.entries()) {
-    const next = starts[i + 1] ?? last;
-    for (let start = first; start < next; start += size) {
-      yield* readWindow(model, ids, start, Math.min(start + size, next));
-    }
-  }
-}
-
-// Lay out a list to be scored, as `ItemFormat` in data/items.py does: items between separators, of
-// the first only its last character. Return the characters, where the items start, and whether each
-// character counts: of a question with its answer, only the answer does. If an item lacks
-// `answerAfter`, return no characters and the beginning of this item.
-function layOut(text, { separator, answer_after: answerAfter }) {
-  const [characters, starts, counts] = [[Array.from(separator).at(-1)], [], [false]];
-  // blanks at the ends of lines are no part of an item, unless they separate something
-  const keep = /[ \t]/.test(separator + answerAfter);
-  const trimmed = keep ? text : text.replace(/[ \t]+(?=\n|$)/g, "");
-  for (const piece of trimmed.split(separator)) {
-    if (!piece.trim()) continue;
-    const item = piece.replace(/^\n+/, "");
-    if (!item.includes(answerAfter)) return { characters: [], lacking: item.slice(0, 80) };
-    const question = item.slice(0, item.indexOf(answerAfter) + answerAfter.length);
-    const asked = Array.from(question).length;
-    starts.push(characters.length - 1);
-    const answer = item.slice(question.length).replace(/\n+$/, "");
-    for (const c of question + answer + separator) characters.push(c);
-    while (counts.length < characters.length) counts.push(counts.length > starts.at(-1) + asked);
-  }
-  return { characters, starts, counts };
-}
-
 // Compare the logits with those that Python computed from the same weights: `check` has ids, and
 // [n, logits] for some n. Yield the difference after each step, in units of the largest logit, or
 // of 1 if all are smaller; 0 where there is nothing to compare.
@@ -332,30 +287,6 @@ function scoreCharacter(logits, id) {
   return { nats, rank, top };
 }
 
-// For the query at `position` of a window, return the share of its attention that each head gives
-// to two patterns: `previous`, the character before; `induction`, the characters that followed
-// earlier occurrences of the last two characters (Olsson et al. 2022 look at one). `uniform` is the
-// share that uniform attention would give. `attention` has this query's weights, one row per head.
-function headShares(window, position, attention) {
-  const same = (i) => window[i - 1] === window[position - 1] && window[i] === window[position];
-  const followers = [];
-  for (let i = 1; i < position; i++) if (same(i)) followers.push(i + 1);
-  const share = (positions) => ({
-    uniform: positions.length / (position + 1),
-    heads: attention.map((row) => positions.reduce((sum, i) => sum + row[i], 0)),
-  });
-  return { previous: share(position ? [position - 1] : []), induction: share(followers) };
-}
-
-// Average the shares of one pattern over the positions where it occurs; null if it never does.
-function meanShares(shares) {
-  const occurring = shares.filter(({ uniform }) => uniform > 0);
-  if (!occurring.length) return null;
-  const mean = (value) => occurring.reduce((sum, one) => sum + value(one), 0) / occurring.length;
-  const heads = occurring[0].heads.map((_, head) => mean((share) => share.heads[head]));
-  return { uniform: mean(({ uniform }) => uniform), heads };
-}
-
 // ---------------------------------------------------------------------------------------- sampling
 
 // Draw an id from logits, as `Sampler` in model/generate.py does; u is a uniform number in [0, 1).
@@ -382,48 +313,10 @@ function unnormalizedProbs(logits, { temperature, top_k, top_p, min_p }) {
   return probs.map((p) => (p < min_p ? 0 : p));
 }
 
-const [u32, u64, u128] = [32, 64, 128].map((bits) => (n) => BigInt.asUintN(bits, n));
-const PCG_MULTIPLIER = 0x2360ed051fc65da44385df649fccf645n;
-
-// NumPy's PCG64 (O'Neill 2014), seeded with SeedSequence((seed, i)), with random access.
-class PCG64 {
-  constructor(seed, i) {
-    const [a, b, c, d] = seedSequence([BigInt(seed), BigInt(i)]);
-    this.increment = u128((((c << 64n) | d) << 1n) | 1n);
-    this.state = u128((this.increment + ((a << 64n) | b)) * PCG_MULTIPLIER + this.increment);
-  }
-
-  // Return the number at index n of the sequence, uniform in [0, 1).
-  random(n) {
-    // take n + 1 steps of state = state * multiplier + increment, by repeated squaring
-    let [state, multiplier, increment] = [this.state, PCG_MULTIPLIER, this.increment];
-    for (let steps = BigInt(n) + 1n; steps > 0n; steps >>= 1n) {
-      if (steps & 1n) state = u128(state * multiplier + increment);
-      increment = u128((multiplier + 1n) * increment);
-      multiplier = u128(multiplier * multiplier);
-    }
-    const [word, rotation] = [u64((state >> 64n) ^ state), state >> 122n];
-    const output = u64((word >> rotation) | (word << (64n - rotation)));
-    return Number(output >> 11n) * 2 ** -53;
-  }
-}
-
-// NumPy's SeedSequence: hash non-negative integers into four words of 64 bits.
-function seedSequence(entropy) {
-  const words = entropy.flatMap((n) => (n >> 32n ? [u32(n), n >> 32n] : [n]));
-  const fold = (n) => n ^ (n >> 16n);
-  const mix = (x, y) => fold(u32(0xca01f9ddn * x - 0x4973f715n * y));
-  const hasher = (constant, multiplier) => (value) => {
-    const mixed = value ^ constant;
-    constant = u32(constant * multiplier);
-    return fold(u32(mixed * constant));
-  };
-  const hash = hasher(0x43b0d7e5n, 0x931e8875n);
-  const pool = [0, 1, 2, 3].map((i) => hash(words[i] || 0n));
-  for (let from = 0; from < 4; from++) {
-    for (let to = 0; to < 4; to++) if (from !== to) pool[to] = mix(pool[to], hash(pool[from]));
-  }
-  const generate = hasher(0x8b51f9ddn, 0x58f38dedn);
-  const state = Array.from({ length: 8 }, (_, i) => generate(pool[i % 4]));
-  return [0, 2, 4, 6].map((i) => state[i] | (state[i + 1] << 32n));
+// Return a uniform number in [0, 1) for position n of the text of a seed: a hash of both.
+function uniform(seed, n) {
+  let hash = Math.imul(seed ^ Math.imul(n + 1, 0x9e3779b9), 0x85ebca6b);
+  hash = Math.imul(hash ^ (hash >>> 15), hash | 1);
+  hash ^= hash + Math.imul(hash ^ (hash >>> 7), hash | 61);
+  return ((hash ^ (hash >>> 14)) >>> 0) / 2 ** 32;
 }

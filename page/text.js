@@ -12,7 +12,7 @@ const OBEYED = /[^\P{Cc}\n\t]|[\p{Bidi_C}\u2028\u2029]/u; // controls, and chang
 const codePoint = (c) => `U+${c.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}`;
 const isolated = (text) => `\u2068${text}\u2069`; // its direction does not change what is around
 
-// Return a character, or the name of one that cannot be seen (`character_name` in common/words.py).
+// Return a character, or the name of one that cannot be seen (`character_name` in benchmarks/pictures.py).
 const characterName = (c) => NAMES[c] || (BLANK.test(c) ? codePoint(c) : c);
 
 // Return the name of a character in a sentence.
@@ -21,15 +21,6 @@ const quoted = (c) => (characterName(c) === c ? `‘${isolated(c)}’` : charact
 // Return a character as it stands in a text: joiners and marks do their work there.
 const inText = (c) => (OBEYED.test(c) ? codePoint(c) : c);
 const readable = (text) => Array.from(text, inText).join("");
-
-// Return a text in the Unicode form of which the vocabulary lacks the fewest characters: the form
-// NFD, which macOS likes, has two for an accented letter (`in_known_form` in data/tokenizer.py).
-// `ids` has the characters of the vocabulary.
-function inKnownForm(text, ids) {
-  const unknown = (form) => Array.from(form).filter((c) => !ids.has(c)).length;
-  const forms = [text, text.normalize("NFC"), text.normalize("NFD")];
-  return forms.reduce((best, form) => (unknown(form) < unknown(best) ? form : best));
-}
 
 function element(name, { className = "", text = "", ...attributes } = {}, children = []) {
   const made = document.createElement(name);
@@ -142,14 +133,9 @@ class TextView {
     this.onSelect(i);
   }
 
-  // Return where character i is on the screen.
-  place(i) {
-    return this.spans[i].getBoundingClientRect();
-  }
-
   // Scroll the box until character i is in view.
   reveal(i) {
-    const [outer, inner] = [this.box.getBoundingClientRect(), this.place(i)];
+    const [outer, inner] = [this.box, this.spans[i]].map((each) => each.getBoundingClientRect());
     if (inner.top >= outer.top && inner.bottom <= outer.bottom) return;
     this.box.scrollTop += inner.top - outer.top - this.box.clientHeight / 2;
   }
@@ -158,36 +144,13 @@ class TextView {
   move(event) {
     const [{ spans, first, selected: at }, { key }] = [this, event];
     if (key === "Escape" && at !== null) this.select(at);
-    if (!/^(Arrow(Left|Right|Up|Down)|Home|End)$/.test(key) || !spans.length) return;
-    event.preventDefault();
     const last = spans.length - 1;
-    const target = { Home: first, End: last }[key] ?? (at === null ? last : this.beside(at, key));
+    const line = spans[at ?? last]?.parentElement;
+    const back = line && getComputedStyle(line).direction === "rtl" ? "ArrowRight" : "ArrowLeft";
+    const targets = { Home: first, End: last, ArrowLeft: at + 1, ArrowRight: at + 1, [back]: at - 1 };
+    if (!line || !(key in targets)) return;
+    event.preventDefault();
+    const target = at === null && key.startsWith("Arrow") ? last : targets[key];
     if (target !== at && target >= first && target <= last) this.select(target);
-  }
-
-  // Return the position that one sees beside character i, in the direction of an arrow key.
-  beside(i, key) {
-    const center = (j) => (this.place(j).left + this.place(j).right) / 2;
-    const row = this.row(i);
-    if (key === "ArrowUp" || key === "ArrowDown") {
-      const end = key === "ArrowUp" ? row[0] - 1 : row.at(-1) + 1;
-      if (!this.spans[end]) return i;
-      const distance = (j) => Math.abs(center(j) - center(i));
-      return this.row(end).reduce((best, j) => (distance(j) < distance(best) ? j : best));
-    }
-    const leftward = getComputedStyle(this.spans[i].parentElement).direction === "rtl";
-    const seen = [...row].sort((a, b) => center(a) - center(b));
-    const next = seen[seen.indexOf(i) + (key === "ArrowRight" ? 1 : -1)];
-    if (next !== undefined) return next;
-    return (key === "ArrowRight") === leftward ? row[0] - 1 : row.at(-1) + 1;
-  }
-
-  // Return the positions of the characters that one sees in a row with character i.
-  row(i) {
-    const [{ top, height }, row] = [this.place(i), [i]];
-    const inRow = (j) => Math.abs(this.place(j).top - top) < height / 2;
-    while (row[0] > this.first && inRow(row[0] - 1)) row.unshift(row[0] - 1);
-    while (row.at(-1) + 1 < this.spans.length && inRow(row.at(-1) + 1)) row.push(row.at(-1) + 1);
-    return row;
   }
 }

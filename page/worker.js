@@ -5,7 +5,7 @@
 const SLICE = 40; // milliseconds of computation between two pauses
 const running = {}; // the number of the job of each name
 
-let [config, weights, model, writer, inspection] = [];
+let [config, weights, model, writer, inspector] = [];
 
 const jobs = {
   load({ base64, shapes, config: settings }) {
@@ -16,19 +16,18 @@ const jobs = {
   // Switch heads off, and all others on. Jobs that run keep their model, but for `write`.
   heads({ off }) {
     model = new GPT(config, weights, off);
-    writer = new Reader(model);
-    inspection = { reader: new Reader(model), read: [], shares: [] };
+    [writer, inspector] = [new Reader(model), new Reader(model)];
   },
 
   // Score the given characters from position `from` on, then draw more, up to position `end` or the
   // end of an answer, as fast as possible or, with `pace`, so many a second.
   async write({ ids, from, end, settings, pace, answer }, pause, report) {
-    const [generator, given] = [new PCG64(settings.seed, 0), ids.length];
+    const given = ids.length;
     let [items, drawing, done] = [[], 0, false];
     for (let n = from; !done && n < end; n++) {
       if (n === given) drawing = performance.now();
       const logits = writer.read(ids, n);
-      if (n >= given) ids.push(sample(logits, settings, generator.random(n)));
+      if (n >= given) ids.push(sample(logits, settings, uniform(settings.seed, n)));
       items.push({ id: ids[n], ...scoreCharacter(logits, ids[n]) });
       done = n + 1 >= end || (answer && n >= given && windowStartIn(ids, n + 1, config) === n);
       const paced = pace && n >= given;
@@ -40,26 +39,19 @@ const jobs = {
     }
   },
 
-  // Compute what the model attended to before character n of ids, the heads' mean shares, and what
-  // each layer would have predicted.
+  // Compute what the model attended to before character n of ids, and what each layer would have
+  // predicted.
   async inspect({ ids, n }, pause, report) {
-    const { reader, read, shares } = inspection;
+    const reader = inspector; // another may come during a pause
     const window = ids.slice(windowStartIn(ids, n, config), n);
-    // the shares of the characters that the last window began with are known
-    let known = 0;
-    while (known < window.length - 1 && window[known] === read[known]) known++;
-    read.length = shares.length = known;
-    for (let position = known; position < window.length; position++) {
+    let known = 0; // the characters that the last window began with are read
+    while (known < window.length - 1 && window[known] === reader.window[known]) known++;
+    for (let length = known + 1; length <= window.length; length++) {
       await pause();
-      reader.read(window, position + 1);
-      read.push(window[position]);
-      shares.push(headShares(window, position, reader.model.attention));
+      reader.read(window, length);
     }
-    const [previous, induction] = ["previous", "induction"].map((pattern) =>
-      meanShares(shares.map((share) => share[pattern])),
-    );
     const lens = reader.model.lens().map((logits) => scoreCharacter(logits, ids[n]));
-    report({ window, attention: reader.model.attention, lens, previous, induction });
+    report({ window, attention: reader.model.attention, lens });
   },
 
   // Compare the model in the page with the one in Python.
@@ -70,21 +62,6 @@ const jobs = {
       await pause();
     }
     report({ difference: largest });
-  },
-
-  // Score a text of which the characters that count are `counts`, all of them without `counts`.
-  async score({ ids, starts, counts }, pause, report) {
-    let [items, nats, counted] = [[], 0, 0];
-    for (const [n, logits] of predictions(model, ids, starts)) {
-      const counting = !counts || counts[n];
-      const item = { id: ids[n], ...(counting && scoreCharacter(logits, ids[n])) };
-      items.push(item);
-      if (counting) [nats, counted] = [nats + item.nats, counted + 1];
-      const done = n + 1 === ids.length;
-      if (!(await pause(done))) continue;
-      report({ items, done, nats, counted });
-      items = [];
-    }
   },
 };
 

@@ -3,17 +3,15 @@
 `capture` makes a checkpoint from a run, `restore` gives a run the state of a checkpoint. `to_bytes`
 and `load_checkpoint` convert it to a file and back. A loaded checkpoint has been checked.
 
-The metadata of the file are strings: JSON, and the vocabulary. One entry is the SHA-256 of the
-others and of all tensors, which detects damage, not forgery. Nothing in the file can be run.
+The metadata of the file are JSON, and the SHA-256 of that and of all tensors, which detects damage,
+not forgery. Nothing in the file can be run.
 """
 
 import hashlib
 import json
-import warnings
-from collections.abc import Callable, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from itertools import count
 from pathlib import Path
 
 import safetensors.torch
@@ -21,40 +19,26 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from common.errors import CheckpointError, NonFiniteError, UserError
-from common.files import CHECKPOINT_FILES, home_path, runs_near
-from common.words import first_few, shorten
-from configs.fields import Checked, error_context, setting
-from configs.schema import Config, ModelConfig, from_dict
+from common.console import CheckpointError
+from common.files import (
+    CHECKPOINT_FILES,
+    SETTINGS_FILE,
+    holds_run,
+    home_path,
+    runs_near,
+    script_command,
+)
+from common.words import first_few
+from configs.schema import Config, flat, from_flat
 from data.tokenizer import CharTokenizer
 from model.gpt import GPT
 from model.parameters import load_tensors, named_tensors
 from training.device import environment
-from training.optimizers import MOMENTS, state_of
 from training.state import Progress, Run
 
 LAST, BEST = CHECKPOINT_FILES
-# the checkpoint that is preferred in a run folder -> the files to try, in this order
-FALLBACK = {"last": (LAST,), "best": (BEST, LAST)}
-FORMAT = "3"  # of the file
-
-
-@dataclass(frozen=True)
-class TextInfo(Checked):
-    """The text that a run is trained on."""
-
-    name: str = setting("", "for messages: plays, book.txt")
-    sha256: str | None = setting(None, "of the text, as data.text.Text defines it")
-    val_sha256: str | None = setting(None, "of the separate validation text, if there is one")
-    question: str = setting("", "of a validation item, if items have answers")
-
-
-SECTIONS = {  # the JSON sections of a file, checked like a config file
-    "settings": Config,
-    "model": ModelConfig,
-    "text": TextInfo,
-    "progress": Progress,
-}
+FORMAT = "hornbook 4"  # the version of the file
+Tensors = Mapping[str, Tensor]  # by name
 
 
 @dataclass
@@ -63,23 +47,17 @@ class Checkpoint:
 
     A tensor's name is its kind and its parameter: "model.blocks.0.mlp.up" is a weight, and
     "momentum.blocks.0.mlp.up" its momentum. Names and shapes are the same in every attention layout
-    (see `named_splits`). `restore` and `build_model` check that the tensors fit the model. The best
+    (see `named_parts`). `restore` and `build_model` check that the tensors fit the model. The best
     weights are saved without moments.
-
-    Raises ValueError for a vocabulary that is empty or has a character twice.
     """
 
     settings: Config  # of the run, for a resume
-    model: ModelConfig  # settings.model with the logit_scale of these weights as a number
     vocabulary: str  # distinct characters; a token id is an index into it
     tensors: dict[str, Tensor]
-    text: TextInfo = field(default_factory=TextInfo)
+    text: dict[str, str | None] = field(default_factory=dict)  # its name, SHA-256s, a question
     progress: Progress = field(default_factory=Progress)
-    environment: dict[str, str] = field(default_factory=dict)  # see training.device.environment
-    path: Path = field(default=Path("checkpoint"), compare=False)  # of the file
-
-    def __post_init__(self):
-        CharTokenizer(self.vocabulary)  # checks it
+    environment: str = ""  # see training.device.environment
+    path: Path | None = None  # of the file
 
     def of_kind(self, kind: str) -> dict[str, Tensor]:
         """Return the tensors of a kind by the names of `named_tensors`."""
@@ -97,12 +75,11 @@ class Checkpoint:
 
 def tensors_of(run: Run) -> dict[str, Tensor]:
     """Return a copy of all tensors of a run's state by name: weights and moments."""
-    tensors = {f"model.{name}": tensor for name, tensor in named_tensors(run.model).items()}
-    state = state_of(run.optimizers)
-    for kind in MOMENTS:
-        moments = named_tensors(run.model, lambda p, kind=kind: state[p].get(kind))
-        tensors |= {f"{kind}.{name}": tensor for name, tensor in moments.items()}
-    return tensors
+    return {
+        f"{kind}.{name}": tensor
+        for kind, of in run.tensors_by_kind.items()
+        for name, tensor in named_tensors(run.model, of).items()
+    }
 
 
 def capture(run: Run) -> Checkpoint:
@@ -110,21 +87,20 @@ def capture(run: Run) -> Checkpoint:
     # a checkpoint that cannot be resumed must not replace one that can
     tensors = tensors_of(run)
     if not all(tensor.isfinite().all() for tensor in tensors.values()):
-        raise NonFiniteError(
-            f"after step {run.progress.step:,}, at learning rate {run.lr:.3g}: "
-            "the weights or their moments are no longer finite"
-        )
+        raise run.divergence_error("the weights or their moments are no longer finite")
 
     # no generator states: train.py says why
-    run.update_logit_scale()
     corpus = run.corpus
-    name = corpus.name.encode(errors="replace").decode()  # a folder's name need not be UTF-8
     return Checkpoint(
         settings=run.settings,
-        model=run.model.config,
         vocabulary=corpus.tokenizer.vocabulary,
-        text=TextInfo(name, corpus.sha256, corpus.val_sha256, corpus.question),
-        progress=replace(run.progress),
+        text={
+            "name": Path(corpus.text.name).name,
+            "sha256": corpus.text.sha256,
+            "val_sha256": corpus.val_sha256,
+            "question": corpus.question,
+        },
+        progress=replace(run.progress, logit_scale=run.logit_scale),
         environment=environment(run.runtime, run.world.size),
         tensors=tensors,
     )
@@ -134,13 +110,13 @@ def restore(checkpoint: Checkpoint, run: Run) -> None:
     """Give a new run the state of a checkpoint: weights, moments and progress.
 
     The patience begins anew if the run has another length or patience, so that a finished run
-    trains on to its new end. Raises CheckpointError for tensors that do not fit the run.
+    trains on to its new end. Raises CheckpointError for another text than that of the checkpoint,
+    and for tensors that do not fit the run.
     """
+    check_text(checkpoint.text, run)
     check_tensors(checkpoint.path, checkpoint.tensors, tensors_of(run))
-    load_tensors(run.model, checkpoint.of_kind("model"))
-    state = state_of(run.optimizers)
-    for kind in MOMENTS:
-        load_tensors(run.model, checkpoint.of_kind(kind), lambda p, kind=kind: state[p][kind])
+    for kind, of in run.tensors_by_kind.items():
+        load_tensors(run.model, checkpoint.of_kind(kind), of)
     adamw, *_ = run.optimizers
     adamw.step_counts.fill_(checkpoint.progress.step)
 
@@ -171,7 +147,8 @@ def build_model(checkpoint: Checkpoint, **changed: str) -> GPT:
 
     `changed` may name another attention layout or kernel.
     """
-    model = GPT(replace(checkpoint.model, **changed), len(checkpoint.vocabulary))
+    model = GPT(replace(checkpoint.settings.model, **changed), len(checkpoint.vocabulary))
+    model.logit_scale = checkpoint.progress.logit_scale
     load_weights(checkpoint, model)
     return model
 
@@ -192,30 +169,42 @@ def load_model(path: str | Path) -> tuple[GPT, CharTokenizer]:
         text = tokenizer.decode(torch.cat(list(new)))
         maps = attention_maps(model, ids)  # of each layer: (H, T, T)
 
-    The model is on the CPU, in evaluation mode. In a run folder, this is best.safetensors, or, with
-    a warning, last.safetensors. Raises CheckpointError if neither can be loaded. For the exact
-    loss of a long text see `training.evaluate.exact_loss`.
+    The model is on the CPU, in evaluation mode. `load_best` says which one a run folder has. For
+    the exact loss of a long text see `training.evaluate.exact_loss`.
     """
-    checkpoint = load_preferred(Path(path), "best", notify=partial(warnings.warn, stacklevel=3))
+    checkpoint = load_best(path)
     return build_model(checkpoint).eval(), CharTokenizer(checkpoint.vocabulary)
 
 
-def check_tensors(
-    path: Path, tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]
-) -> None:
-    """Raise CheckpointError unless the tensors have the expected shapes and are finite."""
-    missing = first_few(name for name in expected if name not in tensors)
-    unknown = first_few(name for name in tensors if name not in expected)
-    if missing or unknown:
-        raise CheckpointError(f"{path}: missing: {missing or 'none'}; unknown: {unknown or 'none'}")
-    for name, tensor in expected.items():
-        if tensors[name].shape != tensor.shape:
-            raise CheckpointError(
-                f"{path}: {name} is {tuple(tensors[name].shape)}, its config describes "
-                f"{tuple(tensor.shape)}"
-            )
-    if not_finite := [name for name, tensor in tensors.items() if not tensor.isfinite().all()]:
-        raise CheckpointError(f"{path}: not finite: {first_few(not_finite)}")
+def check_text(text: Mapping[str, str | None], run: Run) -> None:
+    """Raise CheckpointError if a run has another text than before, and name the way to train on it.
+
+    The files may have moved, but the characters must be the same.
+    """
+    before = {"sources": text["sha256"], "val_sources": text["val_sha256"]}
+    now = {"sources": run.corpus.text.sha256, "val_sources": run.corpus.val_sha256}
+    changed = [name for name in now if now[name] != before[name]]
+    if not changed:
+        return
+    folder = home_path(run.settings.out_dir)
+    new = next(f"{folder}-{n}" for n in count(2) if not holds_run(Path(f"{folder}-{n}")))
+    words = [folder / SETTINGS_FILE, f"--init_from={folder}", f"--out_dir={new}"]
+    for name in changed:
+        words += [f"--{name}={source}" for source in getattr(run.settings.data, name)]
+    command = script_command("train.py", *words, "--dropout=auto")
+    raise CheckpointError(
+        f"{' and '.join(changed)}: not the text of this run, by its SHA-256; a run keeps its "
+        f"texts; to train a new one, from these weights: {command}"
+    )
+
+
+def check_tensors(path: Path, tensors: Tensors, expected: Tensors) -> None:
+    """Raise CheckpointError unless the tensors have the expected names and shapes."""
+    shapes, expected_shapes = (
+        {n: t.shape for n, t in each.items()} for each in (tensors, expected)
+    )
+    if wrong := {name for name, _ in shapes.items() ^ expected_shapes.items()}:
+        raise CheckpointError(f"{path}: not as its settings describe: {first_few(sorted(wrong))}")
 
 
 # --------------------------------------------------------------------------------- writing, loading
@@ -223,99 +212,55 @@ def check_tensors(
 
 def to_bytes(checkpoint: Checkpoint) -> bytes:
     """Return the bytes of a checkpoint's file, for `write_atomic`."""
-    parts = {name: asdict(getattr(checkpoint, name)) for name in SECTIONS}
-    parts["environment"] = checkpoint.environment
-    metadata = {name: json.dumps(part, allow_nan=False) for name, part in parts.items()}
-    metadata |= {"hornbook_format": FORMAT, "vocabulary": checkpoint.vocabulary}
+    parts = json.dumps(asdict(replace(checkpoint, tensors={}, path=None)))
     tensors = {name: tensor.float().cpu() for name, tensor in checkpoint.tensors.items()}
-    return safetensors.torch.save(tensors, metadata | {"sha256": digest(metadata, tensors)})
+    return safetensors.torch.save(tensors, {FORMAT: parts, "sha256": digest(parts, tensors)})
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """Load a checkpoint; raise CheckpointError if it is missing, damaged or invalid in any part."""
-    with checkpoint_errors(path):
+    """Load a checkpoint; raise CheckpointError if it is missing, damaged or of another program."""
+    try:
         # read once, not mapped: Windows and some network drives do not replace a mapped file
         content = path.read_bytes()
-        # of torch.save: zipped, or old; a safetensors file may begin so too, but JSON follows
-        if content.startswith((b"PK\3\4", b"\x80")) and content[8:9] != b"{":
-            raise CheckpointError(
-                "is a pickle, not a Hornbook checkpoint; python convert.py imports the ckpt.pt of "
-                "nanoGPT"
-            )
         tensors = safetensors.torch.load(content)
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-        metadata = header.get("__metadata__", {})
-        if "hornbook_format" not in metadata:
-            raise CheckpointError("not a Hornbook checkpoint")
-        if metadata["hornbook_format"] != FORMAT:
-            raise CheckpointError("made by another version of Hornbook; train again")
-        if metadata.pop("sha256", "") != digest(metadata, tensors):
-            raise CheckpointError("checksum mismatch: the file is damaged")
-
-        sections = {}
-        for name, section in SECTIONS.items():
-            with error_context(name):
-                sections[name] = from_dict(json.loads(metadata[name]), section)
-        return Checkpoint(
-            **sections,
-            environment=dict(json.loads(metadata["environment"])),
-            vocabulary=metadata["vocabulary"],
-            tensors=tensors,
-            path=path,
-        )
+        text, sha256 = header["__metadata__"][FORMAT], header["__metadata__"]["sha256"]
+        if sha256 != digest(text, tensors):
+            raise ValueError("checksum mismatch")
+        parts = json.loads(text) | {"tensors": tensors, "path": path}
+        parts["settings"] = from_flat(flat(parts["settings"]))
+        parts["progress"] = Progress(**parts["progress"])
+        return Checkpoint(**parts)
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{path}: not a Hornbook checkpoint of this version, or damaged ({error})"
+        ) from error
 
 
-def digest(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256 of metadata and of the tensors' names, shapes, dtypes and bytes."""
-    shapes = {name: [str(tensor.dtype), *tensor.shape] for name, tensor in tensors.items()}
-    sha256 = hashlib.sha256(json.dumps([metadata, shapes], sort_keys=True).encode())
-    for name in sorted(tensors):
-        sha256.update(tensors[name].contiguous().numpy())
+def digest(parts: str, tensors: Tensors) -> str:
+    """Return the SHA-256 of the JSON and of the tensors' names, shapes, dtypes and bytes."""
+    sha256 = hashlib.sha256(parts.encode())
+    for name, tensor in sorted(tensors.items()):
+        sha256.update(f"{name} {tensor.dtype} {tensor.shape}".encode())
+        sha256.update(tensor.contiguous().numpy())
     return sha256.hexdigest()
 
 
-@contextmanager
-def checkpoint_errors(path: Path):
-    """Turn an error in reading a checkpoint into a CheckpointError that begins with its path."""
-    try:
-        yield
-    except MemoryError:  # not the fault of the file
-        raise
-    except UserError as error:
-        raise CheckpointError(f"{path}: {error}") from error
-    except OSError as error:
-        raise CheckpointError(f"{path}: {(error.strerror or str(error)).lower()}") from error
-    except SafetensorError as error:
-        raise CheckpointError(f"{path}: not a Hornbook checkpoint, or damaged ({error})") from error
-    except Exception as error:  # the digest matched, so the writer produced invalid content
-        reason = shorten(f"{type(error).__name__}: {error}", 200)
-        raise CheckpointError(f"{path}: its content is invalid ({reason})") from error
+def load_best(path: str | Path) -> Checkpoint:
+    """Load a checkpoint file, or of a run folder the best weights, or the newest if there are none.
 
-
-def load_preferred(path: Path, prefer: str, notify: Callable[[str], object]) -> Checkpoint:
-    """Load a checkpoint file, or that of a run folder that `prefer` names: last or best.
-
-    If the best one is missing or damaged, the last one is loaded, and `notify` gets a line that
-    says so. A path to a file has no fallback. Raises CheckpointError if no checkpoint can be
-    loaded; for a wrong path, the error names the runs that exist.
+    Raises CheckpointError; it names the newest weights if the best are damaged, and for a wrong
+    path the runs that exist.
     """
     path = home_path(path)
-    choices = [path / name for name in FALLBACK[prefer]] if path.is_dir() else [path]
-    faults = []
-    for choice in choices:
+    best, last = path / BEST, path / LAST
+    if best.is_file():
         try:
-            checkpoint = load_checkpoint(choice)
+            return load_checkpoint(best)
         except CheckpointError as error:
-            faults.append(str(error))
-        else:
-            if faults:
-                notify(f"{faults[0]}; using {choice} instead")
-            return checkpoint
-
-    # best weights without optimizer state cannot be resumed; if no file is there, the path is wrong
-    if prefer == "last" and (path / BEST).exists():
-        faults.append(f"to start a new run from its best weights: --init_from={path}")
-    elif not any(choice.exists() for choice in choices):
-        runs = first_few(runs_near(path))
-        faults = [f"{path}: no checkpoint; runs that are there: {runs or 'none'}"]
-    raise CheckpointError("; ".join(faults))
+            raise CheckpointError(f"{error}; the newest weights are in {last}") from error
+    for file in (last, path):
+        if file.is_file():
+            return load_checkpoint(file)
+    runs = first_few(runs_near(path)) or "none"
+    raise CheckpointError(f"{path}: no checkpoint; runs that are there: {runs}")

@@ -1,55 +1,45 @@
 """A run that takes half a second, in this process or in another one; its results."""
 
-import dataclasses
 import importlib
 import io
 import itertools
-import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from contextlib import chdir, redirect_stderr, redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-import safetensors.torch
 import torch
 from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
 from tensorboard.summary.writer import event_file_writer
 from tensorboard.util.tensor_util import make_ndarray
 
-from common.errors import UserError
+import sample
+import train as train_script
+from common.console import UserError, report
 from common.files import write_atomic
-from configs.schema import TrainConfig
-from storage.checkpoint import BEST, FORMAT, LAST, SECTIONS, digest, load_checkpoint
-from tests.commands import exit_code, sample_main, train_main
+from configs.command import parse_sample_options, parse_train
+from configs.schema import flat_settings
+from storage.checkpoint import BEST, LAST, Checkpoint, load_checkpoint, to_bytes
 from tests.conftest import ROOT
 from training import evaluate
-from training import step as step_module
+from training.distributed import World
+from training.state import Run
 
 STEPS = 24
 SMALL = [
     "configs/smoke.yaml", "--device=cpu", "--dtype=float32", "--n_layer=1", "--n_embd=16",
     "--block_size=16", "--batch_size=4", f"--max_iters={STEPS}", f"--warmup_ratio={4 / STEPS}",
-    f"--cooldown_ratio={20 / STEPS}", "--eval_interval=6", "--save_interval=4", "--log_interval=1",
+    f"--cooldown_ratio={20 / STEPS}", "--eval_interval=6", "--log_interval=1",
     "--sample_chars=8", "--optimizer=muon", "--schedule=trapezoid", "--dropout=0.1",
     "--gradient_accumulation_steps=2", "--patience=100",
 ]  # fmt: skip
-JSON_SECTIONS = [*SECTIONS, "environment"]  # of a checkpoint file
-PHASES = {  # a function that only one phase of a run uses
-    "load": ("train", "load_corpus"),
-    "folder": ("train", "prepare_folder"),
-    "step": ("training.step", "lr_multiplier"),
-    "evaluate": ("training.evaluate", "window_losses"),
-    "draw": ("training.samples", "generate"),
-    "save": ("os", "fsync"),
-    "agree": ("torch.distributed", "all_reduce"),  # of several ranks, on whether to stop
-}
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 # Many runs start here within a second. Their event files, in which TensorBoard's writer counts from
 # 0, shall have names in the order of the starts, also from 9 to 10.
 event_file_writer._global_uid = event_file_writer.AtomicCounter(10**6)
@@ -64,39 +54,65 @@ def small_run_args(folder: Path) -> list[str]:
     return [*SMALL, f"--sources={text}"]
 
 
+# ----------------------------------------------------------------------------------------- commands
+
+
+def train_main(argv) -> int:
+    """Run train.py in this process; return its exit code, or raise the error that ends it."""
+    return train_script.main(parse_train(list(map(str, argv))))
+
+
+def sample_main(argv) -> int:
+    """Run sample.py in this process; return its exit code, or raise the error that ends it."""
+    return sample.main(parse_sample_options(list(map(str, argv))))
+
+
+def exit_code(command: Callable, argv) -> int:
+    """Run a command as a process does; return the exit code, with any error on standard error."""
+    try:
+        return command(argv)
+    except SystemExit as leaving:
+        return leaving.code
+    except BaseException as error:
+        return report(error)
+
+
 def train(*arguments: object) -> tuple[int, str]:
     """Run train.py in this process; return its exit code, and its stdout with any error message."""
     torch.set_num_threads(1)
     with redirect_stdout(io.StringIO()) as stdout, chdir(ROOT):
         try:
-            code = train_main(list(arguments))
+            code = train_main(arguments)
         except (UserError, OSError, SystemExit, KeyboardInterrupt) as error:
             with redirect_stderr(stdout):
                 code = exit_code(raised(error), [])
     return code, stdout.getvalue()
 
 
-class Pipe(io.TextIOWrapper):
-    """Standard input with some bytes."""
-
-    def __init__(self, content: bytes):
-        super().__init__(io.BufferedReader(io.BytesIO(content)))
+def build(*arguments: object) -> Run:
+    """Build the run that train.py makes of a command."""
+    torch.set_num_threads(1)
+    return train_script.build_run(parse_train(list(map(str, arguments))), World())
 
 
 def run_sample(ckpt, *words, stdin: bytes = b"", code: int = 0) -> tuple[str, str]:
     """Run sample.py in this process; return its standard output and standard error."""
     stdout, stderr = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(stdout), redirect_stderr(stderr):
-        patch.setattr(sys, "stdin", Pipe(stdin))
+        patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
         assert sample_main([f"--ckpt={ckpt}", *words]) == code
     return stdout.getvalue(), stderr.getvalue()
 
 
 def start(*arguments: object) -> subprocess.Popen:
     """Start a script in a subprocess: `start("train.py", ...)`, stdout and stderr in one pipe."""
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
     words = [sys.executable, *map(str, arguments)]
-    return subprocess.Popen(words, cwd=ROOT, env=ENVIRONMENT, text=True, **pipes)
+    return subprocess.Popen(words, cwd=ROOT, env=environment, **pipes)
+
+
+# --------------------------------------------------------------------------------- changes of a run
 
 
 def raised(error: BaseException) -> Callable:
@@ -108,32 +124,39 @@ def raised(error: BaseException) -> Callable:
     return fail
 
 
-def evaluations_give(
-    patch: pytest.MonkeyPatch,
-    *val_losses: float,
-    train_losses: Iterable[float] = itertools.repeat(1.0),
+def evaluations_give(patch: pytest.MonkeyPatch, *val_losses: float) -> None:
+    """Let the next evaluations find these losses on validation text, and 1 on training text."""
+    losses = iter([np.array([loss]) for val_loss in val_losses for loss in (val_loss, 1.0)])
+    rest = np.array([1.0]), np.array([])  # one prediction, no document
+    found = lambda *_: evaluate.WindowLosses(next(losses), *rest)  # noqa: E731
+    patch.setattr(evaluate, "window_losses", found)
+
+
+def before_call(
+    patch: pytest.MonkeyPatch, name: str, number: int, action: Callable[[], None]
 ) -> None:
-    """Let the next evaluations find these losses, on validation text and on training text."""
-    pairs = zip(val_losses, train_losses, strict=False)
-    losses = iter([np.array([loss]) for pair in pairs for loss in pair])
-    one, no_segment = np.array([1.0]), np.array([])
-    patch.setattr(
-        evaluate,
-        "window_losses",
-        lambda *_: evaluate.WindowLosses(next(losses), one, no_segment),
-    )
+    """Call `action` before call `number`, from 1, of a function: `training.evaluate.evaluate`."""
+    module, _, function = name.rpartition(".")
+    original, calls = getattr(importlib.import_module(module), function), itertools.count(1)
+
+    def with_action(*arguments, **options):
+        if next(calls) == number:
+            action()
+        return original(*arguments, **options)
+
+    patch.setattr(name, with_action)
 
 
 def at_step(patch: pytest.MonkeyPatch, step: int, action: Callable[[], None]) -> None:
     """Call `action` at the beginning of step number `step`, counted from 0."""
-    lr_multiplier = step_module.lr_multiplier
+    lr_multiplier = train_script.lr_multiplier
 
-    def with_action(now: int, settings: TrainConfig) -> float:
+    def with_action(now, settings):
         if now == step:
             action()
         return lr_multiplier(now, settings)
 
-    patch.setattr(step_module, "lr_multiplier", with_action)
+    patch.setattr(train_script, "lr_multiplier", with_action)
 
 
 def stop_at(step: int, *arguments: object) -> str:
@@ -143,21 +166,6 @@ def stop_at(step: int, *arguments: object) -> str:
         code, output = train(*arguments)
     assert code == 130, output
     return output
-
-
-def send_at(phase: str, kind: str, call: int, patch: Callable = setattr) -> None:
-    """Patch the function of a phase so that its call number `call` first sends the signal."""
-    module, name = PHASES[phase]
-    module = importlib.import_module(module)
-    original, calls = getattr(module, name), itertools.count(1)
-
-    def with_signal(*arguments, **options):
-        if next(calls) == call:
-            for _ in range(2 if kind.endswith("twice") else 1):
-                os.kill(os.getpid(), getattr(signal, kind.split()[0]))
-        return original(*arguments, **options)
-
-    patch(module, name, with_signal)
 
 
 def train_and_copy(folder: Path, step: int, *arguments: object) -> Path:
@@ -170,42 +178,31 @@ def train_and_copy(folder: Path, step: int, *arguments: object) -> Path:
     return copy
 
 
-def contents(path: Path) -> dict:
-    """Return the parts of a checkpoint file by name, and its tensors under "tensors"."""
-    saved = load_checkpoint(path)
-    sections = {name: dataclasses.asdict(getattr(saved, name)) for name in SECTIONS}
-    more = {name: getattr(saved, name) for name in ("environment", "vocabulary")}
-    return sections | more | {"tensors": dict(sorted(saved.tensors.items()))}
+# ------------------------------------------------------------------------------------------ results
 
 
-def write_checkpoint(path: Path, changed: dict) -> None:
-    """Write a checkpoint file with changed `contents` and the correct digest."""
-    metadata = {name: json.dumps(changed[name]) for name in JSON_SECTIONS if name in changed}
-    metadata |= {"vocabulary": changed["vocabulary"], "hornbook_format": FORMAT}
-    metadata["sha256"] = digest(metadata, changed["tensors"])
-    write_atomic(path, safetensors.torch.save(changed["tensors"], metadata))
+def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
+    """Write a checkpoint, whatever it contains."""
+    write_atomic(path, to_bytes(checkpoint))
 
 
 def step_of(folder: Path) -> int:
     """Return the step of last.safetensors."""
-    return contents(folder / LAST)["progress"]["step"]
+    return load_checkpoint(folder / LAST).progress.step
 
 
 def count_checkpoints(folder: Path) -> int:
     """Return the number of checkpoints in a folder; raise CheckpointError if one is damaged."""
-    return len([contents(file) for file in folder.glob("*.safetensors")])
+    return len([load_checkpoint(file) for file in folder.glob("*.safetensors")])
 
 
 def snapshot(folder: Path) -> dict[str, object]:
-    """Return everything below a folder by path: of a file, also its time and its bytes.
-
-    The content of the lock is left out: it names the last holder.
-    """
+    """Return everything below a folder by path, but locks: of a file, its time and its bytes."""
     return {
         str(path.relative_to(folder)): path.is_file()
-        and path.name != ".lock"
         and (path.stat().st_mtime_ns, path.read_bytes())
         for path in folder.rglob("*")
+        if path.name != ".lock"
     }
 
 
@@ -225,23 +222,25 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, object]]]:
     return found
 
 
+def losses(folder: Path) -> list[float]:
+    """Return the losses of all logged steps and evaluations."""
+    values = scalars(folder)
+    return [loss for tag in ("train/loss", "val/loss") for _, loss in values[tag]]
+
+
+def bits(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple]:
+    """Return the types, shapes and bytes of tensors by name."""
+    arrays = {name: tensor.detach().numpy() for name, tensor in tensors.items()}
+    return {name: (array.dtype, array.shape, array.tobytes()) for name, array in arrays.items()}
+
+
 def same_runs(a: Path, b: Path) -> bool:
     """Compare all results of two runs bit for bit, but timings and the paths of folder and text."""
     outcomes = []
     for folder in (a, b):
-        results = {name: contents(folder / name) for name in (LAST, BEST)}
-        for checkpoint in results.values():
-            del checkpoint["settings"]["out_dir"], checkpoint["settings"]["data"]["sources"]
-        outcomes.append(results | {"scalars": repr(scalars(folder))})  # as text, since NaN != NaN
-    return equal(*outcomes)
-
-
-def equal(a: object, b: object) -> bool:
-    """Compare two trees of dicts, lists and tensors: equal types, keys and values, bit for bit."""
-    if isinstance(a, torch.Tensor):
-        return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
-    if isinstance(a, dict):
-        return list(a) == list(b) and all(equal(a[key], b[key]) for key in a)
-    if isinstance(a, (list, tuple)):
-        return type(a) is type(b) and len(a) == len(b) and all(map(equal, a, b))
-    return type(a) is type(b) and a == b
+        outcome = [repr(scalars(folder))]  # as text, since NaN != NaN
+        for saved in (load_checkpoint(folder / name) for name in (LAST, BEST)):
+            outcome.append(flat_settings(saved.settings) | {"out_dir": "", "sources": ""})
+            outcome.append(replace(saved, settings=None, tensors=bits(saved.tensors), path=None))
+        outcomes.append(outcome)
+    return outcomes[0] == outcomes[1]

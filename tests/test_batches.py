@@ -5,7 +5,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from data.batches import IGNORED, Batches, Split, evaluation_windows
+from data.batches import IGNORE_INDEX, Batches, Split, evaluation_windows
 
 SPLITS = st.integers(2, 120) | st.lists(st.integers(2, 90), min_size=1, max_size=5)
 SIZES = st.integers(1, 20)
@@ -19,12 +19,12 @@ def split_of(lengths):
     for length in lengths:
         items.append((start, start + length))
         start += length + 10
-    return Split(np.arange(start, dtype=np.uint16), tuple(items), is_list=True)
+    return Split(np.arange(start, dtype=np.uint16), items)
 
 
 def targets_of(split):
-    """Return the position of every character but the first of a segment."""
-    return [i for start, end in split.segments for i in range(start + 1, end)]
+    """Return the position of every character but the first of a document."""
+    return [i for start, end in split.documents for i in range(start + 1, end)]
 
 
 def window_starts(batches, steps):
@@ -32,15 +32,13 @@ def window_starts(batches, steps):
     return np.concatenate([batches[step][0][:, 0] for step in steps])
 
 
-# ----------------------------------------------------------------------------------------- training
-
-
 @settings(max_examples=40, deadline=None)
 @given(SPLITS, SIZES, st.integers(0, 9))
 @example(17, 16, 0)  # one window
 @example(18, 16, 0)  # the last window may be empty
 @example([9, 17, 18, 33, 34, 50, 66, 80, 2], 16, 0)  # items of 1 to 5 contexts
-def test_every_epoch_predicts_every_character_but_the_first_exactly_once(lengths, block_size, seed):
+def test_epoch_covers_everything(lengths, block_size, seed):
+    """Every character but the first of a document is predicted exactly once."""
     split = split_of(lengths)
     batches = Batches(split, block_size, 1, seed)
     n_steps = batches.windows_per_epoch
@@ -49,16 +47,16 @@ def test_every_epoch_predicts_every_character_but_the_first_exactly_once(lengths
         for step in range(epoch * n_steps, epoch * n_steps + n_steps):
             (x,), (y,) = batches[step]
             assert len(x) == len(y) == block_size and x.dtype == y.dtype == np.int64
-            n = np.count_nonzero(y != IGNORED)
+            n = np.count_nonzero(y != IGNORE_INDEX)
             # y is x one character later, and padding comes last
             assert np.array_equal(x[:n], x[0] + np.arange(n)) and np.array_equal(y[:n], x[:n] + 1)
-            assert not x[n:].any() and (y[n:] == IGNORED).all()
+            assert not x[n:].any() and (y[n:] == IGNORE_INDEX).all()
             targets.extend(y[:n].tolist())
         assert sorted(targets) == targets_of(split)
     assert batches.epochs(3 * n_steps) == 3
 
 
-def test_epochs_differ_in_order_and_in_where_the_text_is_cut():
+def test_epochs_differ_in_order_and_cuts():
     batches = Batches(split_of(300), 16, 1, seed=4)
     order, cuts, n = set(), set(), batches.windows_per_epoch
     for epoch in range(100):
@@ -68,7 +66,8 @@ def test_epochs_differ_in_order_and_in_where_the_text_is_cut():
     assert len(order) == 100 and cuts == set(range(1, 17))
 
 
-def test_the_order_of_windows_depends_on_the_seed_and_not_on_the_batch_size():
+def test_order_depends_on_seed_and_step():
+    """Not on the batch size, nor on what was asked for before."""
     split = split_of([1000, 200])
     expected = window_starts(Batches(split, 16, 6, seed=9), range(40)).reshape(30, 8)
     batches = Batches(split, 16, 8, seed=9)
@@ -77,58 +76,49 @@ def test_the_order_of_windows_depends_on_the_seed_and_not_on_the_batch_size():
     assert not np.array_equal(Batches(split, 16, 8, seed=8)[0][0][:, 0], expected[0])
 
 
-def test_the_batch_order_of_a_seed_is_the_recorded_one():
-    # a run saved by an earlier version must resume with the same batches
-    text, items = (Batches(split_of(lengths), 16, 4, seed=1337) for lengths in (1200, [1000, 200]))
-    assert text[0][0][:, 0].tolist() == [75, 1019, 123, 971]
-    assert text[2 * 10**6][0][:, 0].tolist() == [3, 147, 819, 179]
-    assert items[2 * 10**6][0][:, 0].tolist() == [1171, 13, 157, 861]
-
-
 # --------------------------------------------------------------------------------------- evaluation
 
 
 @settings(max_examples=40, deadline=None)
 @given(SPLITS, SIZES, SIZES)
-def test_evaluation_predicts_every_character_but_the_first_of_a_segment_once(
-    lengths, block_size, batch_size
-):
+def test_evaluation_covers_everything(lengths, block_size, batch_size):
     split, targets = split_of(lengths), []
-    for x, y, segments in evaluation_windows(split, block_size, batch_size):
+    for x, y, documents in evaluation_windows(split, block_size, batch_size):
         assert x.shape == y.shape and x.shape[0] <= batch_size and x.shape[1] <= block_size
         assert x.dtype == y.dtype == np.int64
         assert np.array_equal(y, x + 1)
         assert np.array_equal(x, x[:, :1] + np.arange(x.shape[1]))
-        for row, segment in zip(y, segments, strict=True):
-            start, end = split.segments[segment]
+        for row, document in zip(y, documents, strict=True):
+            start, end = split.documents[document]
             assert start < row[0] and row[-1] < end
         targets.append(y.ravel())
     assert np.sort(np.concatenate(targets)).tolist() == targets_of(split)
 
 
 @pytest.mark.parametrize("lengths", [1000, 1001, [40, 35, 10] * 20])
-def test_evenly_spaced_windows_of_a_text_or_items_of_a_list_reach_from_start_to_end(lengths):
+def test_sample_of_a_split(lengths):
+    """Of a text windows, of a list whole items, from its start to its end."""
     split = split_of(lengths)
-    segments = split.evenly_spaced(500, block_size=16).segments
-    if split.is_list:
-        assert set(segments) <= set(split.segments)
+    documents = split.evenly_spaced(500, block_size=16).documents.tolist()
+    if isinstance(lengths, list):
+        assert all(document in split.documents.tolist() for document in documents)
     else:
-        assert {end - start - 1 for start, end in segments} == {16}
-    assert (segments[0][0], segments[-1][1]) == (split.segments[0][0], split.segments[-1][1])
-    assert abs(sum(end - start - 1 for start, end in segments) - 500) <= 40
-    assert len(split.evenly_spaced(0, block_size=16).segments) == 1
+        assert {end - start - 1 for start, end in documents} == {16}
+    assert (documents[0][0], documents[-1][1]) == (split.documents[0][0], split.documents[-1][1])
+    assert abs(sum(end - start - 1 for start, end in documents) - 500) <= 40
+    assert len(split.evenly_spaced(0, block_size=16).documents) == 1
 
 
 @settings(deadline=None)
 @given(SPLITS, SIZES, st.integers(1, 130))
-@example([90, 2, 2, 2], 16, 10)  # the first item is longer than that
 @example(48, 4, 46)  # almost all: no window overlaps another
-def test_an_evaluation_predicts_at_most_as_many_characters_as_asked(lengths, block_size, limit):
+def test_sample_predicts_nothing_twice(lengths, block_size, limit):
+    """And of a text at most as many characters as asked."""
     split = split_of(lengths)
-    chosen, total = split.at_most(limit, block_size), len(targets_of(split))
+    chosen, total = split.evenly_spaced(limit, block_size), len(targets_of(split))
     if total <= limit:
         assert chosen is split
         return
     predicted = targets_of(chosen)
-    assert len(predicted) <= limit or len(chosen.segments) == 1
+    assert len(predicted) <= limit or len(chosen.documents) == 1 or isinstance(lengths, list)
     assert len(set(predicted)) == len(predicted) and set(predicted) <= set(targets_of(split))

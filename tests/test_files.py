@@ -1,100 +1,75 @@
-"""Atomic writes: a save that fails or is killed at any call leaves the old file or the new one."""
+"""A save that fails, or is killed at any of its calls, leaves the old file or the new one whole."""
 
 import errno
+import io
 import os
-import stat
-from contextlib import nullcontext
+from functools import partial
 
 import pytest
 
 from common import files
-from common.errors import ResourceError
-from tests.runs import raised
-from tests.stress.kills import FAULTS, Killed, System
+from common.console import ResourceError
 
-LAST = "last.safetensors"
-CONTENTS = [b"%d" % step * 5000 for step in range(5)]  # of the checkpoints of steps 0 to 4
+LAST, OLD, NEW = "last.safetensors", b"old" * 5000, b"new" * 5000
+CALLS = ["create", "write", "fsync", "replace"]  # of a save
 
 
-@pytest.fixture
-def folder(tmp_path):
-    """Create a run folder with a save of step 2."""
-    save(tmp_path, 2)
-    return tmp_path
+class Killed(BaseException):
+    """The end of the process: no later call succeeds, not even for cleanup."""
 
 
-def save(folder, step):
-    files.write_atomic(folder / LAST, CONTENTS[step])
+class System:
+    """The calls of a save; number `fatal` fails."""
+
+    def __init__(self, patch, fault=None, fatal=-1):
+        self.calls, self.fault, self.fatal = [], fault, fatal
+        for name in ("fsync", "replace", "unlink"):
+            patch.setattr(os, name, partial(self.call, name, getattr(os, name)))
+        patch.setattr(files, "open", partial(self.call, "create", self.create), raising=False)
+
+    def create(self, path, mode):
+        file = HalfFile(path, mode)
+        file.system = self
+        return file
+
+    def call(self, name, function, *arguments, **options):
+        if isinstance(self.fault, Killed) and len(self.calls) > self.fatal >= 0:
+            raise Killed
+        self.calls.append(name)
+        if len(self.calls) - 1 == self.fatal:
+            raise self.fault
+        return function(*arguments, **options)
 
 
-def step_of(folder):
-    """Return the step of `last`; raise ValueError for a damaged one."""
-    return CONTENTS.index((folder / LAST).read_bytes())
+class HalfFile(io.FileIO):
+    """A file of which a write that fails has written half."""
+
+    def write(self, content):
+        half = super().write(content[: len(content) // 2])
+        return self.system.call("write", super().write, content[half:])
 
 
-def test_a_save_syncs_the_file_before_renaming_it_and_the_folder_afterwards(folder, monkeypatch):
-    with monkeypatch.context() as patch:
-        system = System(patch)
-        save(folder, 3)
-    new = f"{LAST}.tmp"
-    written = [("create", new), ("write",), ("fsync",), ("replace", new, LAST)]
-    assert system.calls == [*written, ("open", folder.name), ("fsync",), ("close",)]
+def save(folder, content):
+    files.write_atomic(folder / LAST, content)
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=["EIO", "ENOSPC", "kill"])
-def test_if_a_save_fails_or_is_killed_at_any_call_the_old_or_the_new_file_is_whole(
-    fault, folder, monkeypatch
-):
-    ended = 0
-    for fatal in range(7):  # a save has 7 calls
-        save(folder, 2)
-        with monkeypatch.context() as patch:
-            system = System(patch, fault, fatal)
-            try:
-                save(folder, 3)
-            except Killed:
-                ended += 1
-            except ResourceError as error:
-                ended += 1
-                assert f"{LAST}: not saved ({fault.strerror}); earlier files" in str(error)
-                assert error.exit_code == 5 and not (folder / f"{LAST}.tmp").exists()
-        done = [call for i, call in enumerate(system.calls) if i != fatal]
-        replaced = any(call[0] == "replace" for call in done)
-        assert step_of(folder) == (3 if replaced else 2)
-        save(folder, 4)  # removes what a killed one left
-        assert [path.name for path in folder.iterdir()] == [LAST]
-    assert ended >= 6
+def test_save_calls(tmp_path, monkeypatch):
+    """The file is on the disk before it has its name."""
+    system = System(monkeypatch)
+    save(tmp_path, OLD)
+    assert system.calls == CALLS and (tmp_path / LAST).read_bytes() == OLD
 
 
-@pytest.mark.parametrize("error", [errno.EINVAL, errno.EIO], ids=["EINVAL", "EIO"])
-def test_only_a_folder_that_the_file_system_cannot_sync_is_no_failure(error, folder, monkeypatch):
-    sync = os.fsync
-
-    def fsync(handle):
-        if stat.S_ISDIR(os.fstat(handle).st_mode):
-            raise OSError(error, os.strerror(error))
-        sync(handle)
-
-    monkeypatch.setattr(os, "fsync", fsync)
-    refused = error == errno.EIO
-    with pytest.raises(ResourceError, match="Input/output") if refused else nullcontext():
-        save(folder, 3)
-    assert step_of(folder) == 3
-
-
-def test_on_windows_a_replace_that_is_denied_is_tried_again_for_two_seconds(folder, monkeypatch):
-    waited, denied = [], PermissionError(errno.EACCES, "Permission denied")
-    with monkeypatch.context() as patch:
-        patch.setattr(files, "WINDOWS", True)
-        patch.setattr(os, "replace", raised(denied))
-        patch.setattr(files.time, "sleep", lambda _: patch.undo())  # it is allowed again
-        save(folder, 3)
-    assert step_of(folder) == 3
-
-    monkeypatch.setattr(files.time, "sleep", waited.append)
-    monkeypatch.setattr(os, "replace", raised(denied))
-    for windows, seconds in ((False, 0), (True, 2)):
-        monkeypatch.setattr(files, "WINDOWS", windows)
-        with pytest.raises(ResourceError, match=r"not saved \(Permission denied\)"):
-            save(folder, 4)
-        assert sum(waited) == pytest.approx(seconds) and step_of(folder) == 3
+@pytest.mark.parametrize("fatal", range(len(CALLS)))
+@pytest.mark.parametrize("fault", [OSError(errno.ENOSPC, "No space left"), Killed()], ids=repr)
+def test_save_fails(fault, fatal, tmp_path, monkeypatch):
+    save(tmp_path, OLD)
+    words = rf"{LAST}: not saved \(No space left\); earlier files are intact"
+    with monkeypatch.context() as patch, pytest.raises((ResourceError, Killed)) as caught:
+        System(patch, fault, fatal)
+        save(tmp_path, NEW)
+    if caught.type is ResourceError:  # it frees the space
+        assert caught.match(words) and os.listdir(tmp_path) == [LAST]
+    assert (tmp_path / LAST).read_bytes() == OLD
+    save(tmp_path, NEW)  # removes what a killed one left
+    assert os.listdir(tmp_path) == [LAST]

@@ -1,6 +1,10 @@
-"""Generation: equality of cached and uncached text, independence of samples, sampling filters."""
+"""Generation: equality of cached and uncached text, independence of samples, sampling filters.
 
-import dataclasses
+CASES=1000 python -m pytest tests/test_generate.py    # a campaign of cached texts
+"""
+
+import os
+import random
 
 import numpy as np
 import pytest
@@ -8,18 +12,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from configs.schema import ModelConfig
-from model.generate import Sampler, Texts, generate, window_start
-from model.gpt import GPT
-from tests.stress.cached_text import stress
-from tests.variants import noisy
+from configs.schema import KERNELS, LAYOUTS
+from model.generate import Generation, Sampler, generate, window_start
+from tests.variants import CHOICES, random_model
 
-SMALL = ModelConfig(n_layer=2, n_head=2, n_embd=16, block_size=8, logit_scale=0.8)
 V = 11
-
-
-def build(**changes):
-    return noisy(GPT(dataclasses.replace(SMALL, **changes), V, seed=1)).double()
+MODELS = CHOICES | {
+    "layout": LAYOUTS, "kernel": KERNELS, "logit_scale": (1.0, 0.8), "n_layer": (1, 2),
+    "block_size": (1, 2, 3, 5, 8, 16), "n_head": (1, 2, 3), "n_embd": (12, 24),
+}  # fmt: skip
+SAMPLING = {
+    "temperature": (0.0, 0.5, 1.0, 2.0), "top_k": (0, 3), "top_p": (1.0, 0.8), "min_p": (0.0, 0.1),
+}  # fmt: skip
 
 
 def generate_ids(model, prompt, sampler, length):
@@ -34,7 +38,8 @@ def prompts(rows, length, seed=0):
 
 
 @pytest.mark.parametrize("block_size", [1, 2, 3, 8, 64])
-def test_the_window_depends_only_on_the_length_and_never_exceeds_block_size(block_size):
+def test_window_start(block_size):
+    """It depends only on the length, and the window is never longer than block_size."""
     hop = max(1, block_size // 2)
     for n in range(1, 5 * block_size + 2):
         start = window_start(n, block_size)
@@ -42,42 +47,69 @@ def test_the_window_depends_only_on_the_length_and_never_exceeds_block_size(bloc
         assert start == 0 if n <= block_size else n - (start - hop) > block_size
 
 
-def test_generated_text_equals_a_plain_loop_over_gpt_forward():
-    model, prompt = build().eval(), prompts(2, 3)
+def test_generate_equals_a_plain_loop():
+    model, prompt = random_model().double(), prompts(2, 3)
     expected, sampler = prompt, Sampler(5, range(2))
     sampler.advance(3)
-    for n in range(3, 3 + 5 * SMALL.block_size):
-        start = window_start(n, SMALL.block_size)
+    for n in range(3, 43):  # five contexts
         with torch.no_grad():
-            ids = sampler(model(expected[:, start:])[:, -1].numpy())
-        expected = torch.cat([expected, torch.from_numpy(ids)[:, None]], dim=1)
+            logits = model(expected[:, window_start(n, 8) :])[:, -1]
+        ids = torch.from_numpy(sampler(logits.numpy()))
+        expected = torch.cat([expected, ids[:, None]], dim=1)
     assert torch.equal(generate_ids(model, prompt, Sampler(5, range(2)), 40), expected[:, 3:])
 
 
-def test_cached_text_equals_uncached_text_beyond_the_context():
-    assert "0 differ from uncached ones" in stress(full=False)
+class RecordingSampler(Sampler):
+    """A sampler that stores the last logits."""
+
+    def __call__(self, logits):
+        self.logits = logits.copy()
+        return super().__call__(logits)
+
+
+@pytest.mark.parametrize("number", range(int(os.environ.get("CASES", "15"))))
+def test_cached_text_equals_uncached(number):
+    """A random model, prompt, batch and sampler: texts of up to ten windows."""
+    draw = random.Random(number)
+    chosen, sampling = (
+        {name: draw.choice(values) for name, values in each.items()} for each in (MODELS, SAMPLING)
+    )
+    size = chosen["block_size"]
+    model = random_model(number, **chosen).double()
+    prompt = prompts(1, draw.randint(1, 3 * size)).repeat(draw.choice([1, 2, 5]), 1).numpy()
+    texts = [
+        Generation(model, RecordingSampler(number, range(len(prompt)), **sampling), cache=cache)
+        for cache in (True, False)
+    ]
+    for text in texts:
+        text.append(prompt)
+    for _ in range(draw.randint(1, 10 * size)):
+        assert np.array_equal(texts[0].draw(), texts[1].draw())
+        difference = texts[0].sampler.logits - texts[1].sampler.logits
+        assert np.abs(difference).max() < 1e-11
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_appending_text_between_characters_equals_one_prefill_of_the_whole_text(dtype):
-    model, context = build().to(dtype), np.empty((1, 0), np.int64)
-    texts = Texts(model, Sampler(3))
+def test_appended_text_equals_one_prefill(dtype):
+    model, context = random_model().to(dtype), np.empty((1, 0), np.int64)
+    texts = Generation(model, Sampler(3))
     for length in (3, 1, 9, 2, 20):  # past the window too
         appended = prompts(1, length, seed=length).numpy()
         texts.append(appended)
-        whole = Texts(model, Sampler(3), cache=False)
+        whole = Generation(model, Sampler(3), cache=False)
         whole.append(np.concatenate([context, appended], axis=1))
-        written = np.stack([texts.write_one() for _ in range(4)], axis=1)
-        assert np.array_equal(written, np.stack([whole.write_one() for _ in range(4)], axis=1))
+        written = np.stack([texts.draw() for _ in range(4)], axis=1)
+        assert np.array_equal(written, np.stack([whole.draw() for _ in range(4)], axis=1))
         context = np.concatenate([context, appended, written], axis=1)
 
 
-def test_a_sample_depends_on_the_seed_and_its_number_and_not_on_the_others_of_its_batch():
-    model, prompt = build(), prompts(1, 4)
+def test_sample_alone_or_in_a_batch():
+    """It depends on the seed and its number, not on the others."""
+    model, prompt = random_model().double(), prompts(1, 4)
     batch = generate_ids(model, prompt.expand(64, -1), Sampler(9, range(64)), 40)
     for i in (0, 17, 63):
         assert torch.equal(generate_ids(model, prompt, Sampler(9, [i]), 40)[0], batch[i])
-    assert not torch.equal(generate_ids(model, prompt, Sampler(10, [0]), 40)[0], batch[1])
+    assert not torch.equal(generate_ids(model, prompt, Sampler(10, [0]), 40)[0], batch[0])
     assert len({tuple(row) for row in batch.tolist()}) > 60
 
 
@@ -120,9 +152,8 @@ LOGIT = st.floats(-5, 5) | st.sampled_from([-1e30, 0.0, 80.0, 1e30])
     st.sampled_from([1e-300, 0.3, 0.9, 1.0]),
     st.sampled_from([0.0, 0.05, 0.5]),
 )
-def test_filters_equal_their_step_by_step_reference_and_leave_a_character(
-    row, temperature, top_k, top_p, min_p
-):
+def test_filters_equal_reference(row, temperature, top_k, top_p, min_p):
+    """And leave a character."""
     filters = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     expected = reference_probabilities(row, **filters)
     sampler = Sampler(1, **filters)
@@ -130,18 +161,18 @@ def test_filters_equal_their_step_by_step_reference_and_leave_a_character(
     assert expected[sampler(np.array([row])).item()] > 0
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1e-7])
-def test_temperature_zero_is_greedy(temperature):
-    logits = np.array([[0.5, 0.1, 0.6], [1e30, -1e30, 0.0]])
-    assert Sampler(1, range(2), temperature=temperature)(logits).tolist() == [2, 0]
-
-
-def test_top_k_includes_all_ties_at_the_kth_logit():
+def test_filters_keep_ties_at_top_k():
     probs = Sampler(top_k=2).unnormalized_probs(np.array([[3.0, 1.0, 1.0, 1.0, 0.0]]))
     assert (probs > 0).tolist() == [[True] * 4 + [False]]
 
 
-def test_sampled_frequencies_follow_the_distribution():
+@pytest.mark.parametrize("temperature", [0.0, 1e-7])
+def test_sampler_at_temperature_0_is_greedy(temperature):
+    logits = np.array([[0.5, 0.1, 0.6], [1e30, -1e30, 0.0]])
+    assert Sampler(1, range(2), temperature=temperature)(logits).tolist() == [2, 0]
+
+
+def test_sampler_frequencies():
     logits = np.array([[0.0, 1.0, 2.0, -np.inf]])
     sampler = Sampler(7)
     counts = np.bincount([sampler(logits).item() for _ in range(4000)], minlength=4) / 4000

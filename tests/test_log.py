@@ -1,5 +1,5 @@
-"""The log: TensorBoard and metrics.csv show exactly what was logged, after a kill and a resume too;
-what cannot be written never ends a run; what a run prints.
+"""The log: what TensorBoard, metrics.csv and the console show, after a kill too; a log that cannot
+be written never ends a run.
 """
 
 import errno
@@ -9,7 +9,6 @@ import math
 import re
 import sys
 import time
-from contextlib import redirect_stdout
 
 import pytest
 import torch
@@ -17,220 +16,152 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.compat.tensorflow_stub.io import gfile
 
 from benchmarks.runs import read_metrics
-from configs.command import parse_train
 from model.inspect import attention_maps
 from storage import log
-from storage.checkpoint import LAST
-from storage.folder import METRICS
-from tests.commands import train_main
-from tests.conftest import ROOT
-from tests.runs import (
-    STEPS,
-    at_step,
-    contents,
-    equal,
-    raised,
-    same_runs,
-    scalars,
-    train,
-    train_and_copy,
-)
-from train import build_run
-from training.distributed import World
+from storage.checkpoint import LAST, load_checkpoint
+from storage.log import METRICS
+from tests.runs import STEPS, build, raised, same_runs, scalars, train, train_and_copy
+from training.samples import attention_images
 
-SCALARS = {
-    "train/loss", "train/lr", "train/lr/muon", "train/grad_norm",
-    "train/chars_per_sec", "train/total_epochs", "val/loss", "val/bpc", "val/gap",
-    "val/train_loss", "val/loss_at/16",
-}  # fmt: skip
-TEXTS = {f"{tag}/text_summary" for tag in ("samples/text", "setup/run")}
-IMAGE = "views/attention_layer_1"
 EVALUATIONS = [6, 12, 18, 24]
+OF_STEPS = ("loss", "lr", "lr/muon", "grad_norm", "chars_per_sec", "total_epochs")
+OF_EVALUATIONS = ("loss", "bpc", "gap", "train_loss")
+append = gfile.LocalFileSystem.append  # of TensorBoard, to its files
 
 
 def rows_of(run):
-    """The rows of metrics.csv as `read_metrics` gives them, without the times."""
+    """The rows of metrics.csv, without the times."""
     return [{**row, "minutes": None} for row in read_metrics(run)]
 
 
-# ------------------------------------------------------------------------------------- TensorBoard
-
-
-def test_scalars_have_the_values_that_their_tags_promise(uninterrupted):
-    logged = {tag: dict(points) for tag, points in scalars(uninterrupted).items()}
-    settings = contents(uninterrupted / LAST)["settings"]["train"]
-    gap = logged["val/loss"][24] - logged["val/train_loss"][24]
-    assert logged["val/gap"][24] == pytest.approx(gap, rel=1e-3)
-    assert logged["val/bpc"][24] == pytest.approx(logged["val/loss"][24] / math.log(2))
-    assert logged["train/total_epochs"][24] == pytest.approx(24 * 2 * 4 / 339, rel=1e-3)
-    assert logged["train/lr"][5] == pytest.approx(settings["learning_rate"])
-    assert logged["train/lr/muon"][5] == pytest.approx(settings["muon_learning_rate"])
-
-
-def test_tensorboard_has_every_tag_at_every_step_that_was_logged(uninterrupted):
+def test_log_has_all_tags_at_all_steps(uninterrupted):
     events = EventAccumulator(str(uninterrupted), size_guidance={"scalars": 0, "tensors": 0})
-    tags = events.Reload().Tags()
-    assert set(tags["scalars"]) == SCALARS and tags["images"] == [IMAGE]
-    assert set(tags["tensors"]) == TEXTS
-    for tag in SCALARS:
-        steps = [event.step for event in events.Scalars(tag)]
-        assert steps == (EVALUATIONS if tag.startswith("val") else list(range(1, STEPS + 1)))
-    for shown in (events.Images(IMAGE), events.Tensors("samples/text/text_summary")):
-        assert [event.step for event in shown] == EVALUATIONS
+    steps = {}
+    for kind, tags in events.Reload().Tags().items():
+        for tag in tags if kind in ("scalars", "images", "tensors") else ():
+            steps[tag] = [event.step for event in getattr(events, kind.title())(tag)]
+    expected = {f"train/{tag}": [*range(1, STEPS + 1)] for tag in OF_STEPS}
+    expected |= {f"val/{tag}": EVALUATIONS for tag in OF_EVALUATIONS}
+    expected |= {"views/attention_layer_1": EVALUATIONS, "samples/text/text_summary": EVALUATIONS}
+    assert steps == expected | {"setup/run/text_summary": [0]}
 
 
-def test_a_kill_loses_nothing_that_was_logged_and_the_resumed_log_is_that_of_an_uninterrupted_run(
-    options, uninterrupted, tmp_path, monkeypatch
-):
-    """metrics.csv is only appended to, even if its last row was cut."""
-    append = gfile.LocalFileSystem.append
+def test_log_values(uninterrupted):
+    """Of TensorBoard by their definitions, and the same in metrics.csv."""
+    logged = {tag: dict(points) for tag, points in scalars(uninterrupted).items()}
+    last = {tag: points[24] for tag, points in logged.items() if 24 in points}
+    assert last["val/gap"] == pytest.approx(last["val/loss"] - last["val/train_loss"], rel=1e-3)
+    assert last["val/bpc"] == pytest.approx(last["val/loss"] / math.log(2))
+    assert last["train/total_epochs"] == pytest.approx(24 * 2 * 4 / 339, rel=1e-3)
+    peaks = load_checkpoint(uninterrupted / LAST).settings.train
+    assert logged["train/lr"][5] == pytest.approx(peaks.learning_rate)
+    assert logged["train/lr/muon"][5] == pytest.approx(peaks.muon_learning_rate)
+    rows = rows_of(uninterrupted)
+    assert list(rows[0]) == ["step", "minutes", *log.COLUMNS]
+    for tag in log.COLUMNS:  # no exact match without answers
+        found = {int(row["step"]): float(row[tag]) for row in rows if row[tag]}
+        assert found == pytest.approx(logged.get(tag, {}), rel=1e-6), tag
 
-    def slow_append(*arguments):
+
+def test_log_after_kill(options, uninterrupted, tmp_path, monkeypatch):
+    """Nothing that was logged is lost; the resumed log is that of a run without a kill.
+
+    metrics.csv is only appended to, even if its last row was cut.
+    """
+
+    def slow(*arguments):
         time.sleep(0.005)  # without a flush, what was logged last would still be in a queue
         append(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(gfile.LocalFileSystem, "append", slow_append)
+        patch.setattr(gfile.LocalFileSystem, "append", slow)
         run = train_and_copy(tmp_path / "run", 11, *options)  # a copy is what a kill leaves
     assert [step for step, _ in scalars(run)["train/loss"]] == list(range(1, 12))
-    assert [step for step, _ in scalars(run)["val/loss"]] == EVALUATIONS[:1]
-    before = (run / METRICS).read_text()
-    assert before.splitlines()[-1].startswith("11,")
-
-    (run / METRICS).write_text(f"{before}\n12,1.5,3.14")
+    before = (run / METRICS).read_text() + "\n12,1.5,3.14"
+    (run / METRICS).write_text(before)
     assert train(run)[0] == 0
-    assert same_runs(run, uninterrupted)  # all that TensorBoard shows, too
-    assert rows_of(run) == rows_of(uninterrupted)
-    lines = (run / METRICS).read_text()
-    assert lines.startswith(f"{before}\n12,1.5,3.14\n9,")  # goes on after the last save, in step 8
-    minutes = [float(line.split(",")[1]) for line in lines.splitlines()[1:] if line]
-    minutes.remove(1.5)
-    assert minutes == sorted(minutes)
+    assert same_runs(run, uninterrupted) and rows_of(run) == rows_of(uninterrupted)
+    # goes on after the last save, in step 6
+    assert (run / METRICS).read_text().startswith(f"{before}\n7,")
 
 
-def test_texts_in_tensorboard_are_not_read_as_markdown():
+def test_log_text_is_no_markdown():
     text = "a\tb\nc\r![x](https://example.org)\n\x1b[2Jd"
     block = "    a\tb\n    c\\r![x](https://example.org)\n    \\x1b[2Jd\n"
     assert log.code_block(text) == block
 
 
-def test_an_image_of_a_layer_has_a_square_for_each_head_darker_for_more_weight(options):
-    run, _ = build_run(parse_train(options), World())
+def test_log_images_of_attention(options):
+    """A square of 8 x 8 pixels for each query and key, darker for more weight."""
+    run = build(*options)
     run.model.eval()
-    (image,) = log.attention_images(run).values()
+    (image,) = attention_images(run).values()
     ids = torch.from_numpy(run.corpus.val.ids[:16].astype(int))
     (weights,) = attention_maps(run.model, ids)
     assert image.shape == (len(weights), 1, 128, 128)
-    # a cell has 8 x 8 pixels; the first row is black, then white: it attends to itself alone
     torch.testing.assert_close((1 - image[:, 0, 4::8, 4::8]) ** 2, weights)
-    assert image[0, 0, 0].tolist() == [0] * 8 + [1] * 120
 
 
-# ------------------------------------------------------------------------------------- metrics.csv
+FAULTS = {
+    "TensorBoard: not installed": "import of torch.utils.tensorboard halted; None in sys.modules",
+    "TensorBoard: does not start": "Descriptors cannot be created directly.",
+    "TensorBoard: full disk": "[Errno 28] No space left on device",
+    "metrics.csv: a folder": "[Errno 21] Is a directory",
+}
 
 
-def test_metrics_csv_has_the_numbers_that_tensorboard_shows(uninterrupted):
-    rows, shown = rows_of(uninterrupted), scalars(uninterrupted)
-    columns = "batch_loss learning_rate grad_norm val_loss train_loss exact_match"
-    assert list(rows[0]) == ["step", "minutes", *columns.split()]
-    for column, tag in log.COLUMNS.items():
-        found = {int(row["step"]): float(row[column]) for row in rows if row[column]}
-        # no exact match without answers
-        assert found == pytest.approx(dict(shown.get(tag, [])), rel=1e-6), column
-
-
-# --------------------------------------------------------------------- a log that cannot be written
-
-
-# its thread ends in a traceback
+# TensorBoard's thread ends in a traceback
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-@pytest.mark.parametrize(
-    ("fault", "reason"),
-    [
-        ("import", "import of torch.utils.tensorboard halted; None in sys.modules"),
-        ("start", "Descriptors cannot be created directly."),
-        ("write", "No space left on device"),
-    ],
-)
-def test_a_tensorboard_that_fails_is_one_warning_with_the_reason_and_metrics_csv_is_complete(
-    fault, reason, train_run, tmp_path, uninterrupted, monkeypatch
-):
-    append, counts = gfile.LocalFileSystem.append, itertools.count()
+@pytest.mark.parametrize("fault", FAULTS)
+def test_log_that_fails(fault, train_run, tmp_path, uninterrupted, monkeypatch):
+    """One warning with the reason; the other part is complete."""
+    part, reason, counts = fault.partition(":")[0], FAULTS[fault], itertools.count()
 
-    def append_to_a_full_disk(*arguments):
+    def full(*arguments):
         if next(counts) >= 40:
-            raise OSError(errno.ENOSPC, reason)
+            raise OSError(errno.ENOSPC, "No space left on device")
         append(*arguments)
 
-    if fault == "import":
+    if "installed" in fault:
         monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    elif fault == "start":
+    elif "start" in fault:
         error = TypeError(f"{reason}\nIf this call came from a _pb2.py file")
         monkeypatch.setattr("torch.utils.tensorboard.writer.FileWriter", raised(error))
+    elif "disk" in fault:
+        monkeypatch.setattr(gfile.LocalFileSystem, "append", full)
     else:
-        monkeypatch.setattr(gfile.LocalFileSystem, "append", append_to_a_full_disk)
-    code, output = train_run()
-    assert code == 0 and output.count("warning: ") == 1
-    assert f"TensorBoard is not written ({reason}); training continues\n" in output
-    assert rows_of(tmp_path / "run") == rows_of(uninterrupted)
-
-
-def test_a_metrics_csv_that_fails_is_one_warning_and_tensorboard_is_complete(
-    train_run, tmp_path, uninterrupted
-):
-    (tmp_path / "run" / METRICS).mkdir(parents=True)
+        (tmp_path / "run" / METRICS).mkdir(parents=True)
     code, output = train_run("--resume")
     assert code == 0 and output.count("warning: ") == 1
-    assert "metrics.csv is not written (Is a directory); training continues\n" in output
-    assert equal(scalars(tmp_path / "run"), scalars(uninterrupted))
+    assert f"warning: {part} is not written ({reason}" in output
+    if part == "TensorBoard":
+        assert rows_of(tmp_path / "run") == rows_of(uninterrupted)
+    else:
+        assert repr(scalars(tmp_path / "run")) == repr(scalars(uninterrupted))
 
 
-# ------------------------------------------------------------------------------------ the console
+# -------------------------------------------------------------------------------------- the console
 
 
-def test_a_run_prints_its_data_model_and_results_and_at_the_end_two_commands(uninterrupted):
-    text = (uninterrupted.parent / "printed.txt").read_bytes().decode()
-    assert not re.search("[\r\x1b]", text)  # no terminal: no bar, no colours
+def test_console_of_a_run(uninterrupted):
+    """In a file: the text, the model, losses with the time left, samples, and two commands."""
+    text, run = (uninterrupted.parent / "printed.txt").read_text(), uninterrupted
+    assert not re.search("[\r\x1b]", text)  # no bar, no colors
     *printed, ended, best, sample, tensorboard = text.splitlines()
-    labels = ("text", "split", "rarest", "model", "device", "training", "first loss", "speed")
-    starts = [line for line in printed if line.startswith(labels)]
-    assert [line[:12].strip() for line in starts] == list(labels)
-    assert "\nstep 24: validation loss " in text and "  | " in text  # a sample
-    assert re.fullmatch(r"finished after \d+\.\d minutes", ended)
+    labels = ["text", "split", "model", "device", "training", "first loss", "speed"]
+    assert [line[:12].strip() for line in printed if line.startswith(tuple(labels))] == labels
+    left = re.findall(r"^(speed|step) .*about \d+\.\d minutes left$", text, re.M)
+    assert left == ["speed", *["step"] * len(EVALUATIONS)]
+    assert re.search(r"^step 24: validation loss \d.*\n  \| ", text, re.M)
+    assert re.fullmatch(r"finished at step 24 of 24 after \d+\.\d minutes", ended)
     assert re.fullmatch(r"best validation loss \d\.\d{4} at step 24; now try:", best)
-    assert re.fullmatch(rf"  \S+ \S*sample\.py --ckpt {uninterrupted}", sample)
-    assert re.fullmatch(rf"  \S+ -m tensorboard\.main --logdir {uninterrupted.parent}", tensorboard)
+    assert re.fullmatch(rf"  \S+ \S*sample\.py --ckpt {run}", sample)
+    assert re.fullmatch(rf"  \S+ -m tensorboard\.main --logdir {run.parent}", tensorboard)
 
 
-def test_a_file_gets_the_loss_and_the_time_left_now_and_then(train_run, monkeypatch):
-    monkeypatch.setattr(log, "SECONDS_BETWEEN_LINES", 0)
-    lines = [line for line in train_run()[1].splitlines() if line.endswith(" left")]
-    assert len(lines) == STEPS - 2 and lines[0].startswith("speed ")  # not after both ends
-    assert re.fullmatch(r"step 23: loss .*, about \d+\.\d minutes left", lines[-1])
-
-
-class Terminal(io.StringIO):
-    """A terminal that can go away."""
-
-    gone = False
-
-    def isatty(self):
-        return True
-
-    def write(self, text):
-        if self.gone:
-            raise OSError(errno.EIO, "Input/output error")
-        return super().write(text)
-
-
-def test_a_terminal_has_a_bar_and_may_be_closed(options, tmp_path, uninterrupted, monkeypatch):
-    monkeypatch.setattr(log, "SECONDS_BETWEEN_LINES", 0)
-    monkeypatch.chdir(ROOT)
-    terminal, run = Terminal(), tmp_path / "run"
+def test_console_has_a_bar(train_run, monkeypatch):
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
     monkeypatch.setattr("sys.stderr", terminal)
-    at_step(monkeypatch, 12, lambda: setattr(terminal, "gone", True))
-    with redirect_stdout(Terminal()) as stdout:
-        assert train_main([*options, f"--out_dir={run}"]) == 0
-    assert stdout.getvalue().count(": about ") == 1  # the bar has the rest
-    assert "loss " in terminal.getvalue() and " char/s" in terminal.getvalue()
-    assert same_runs(run, uninterrupted)
+    assert train_run()[0] == 0
+    assert re.search(r"24/24 .* left, loss .* char/s", terminal.getvalue())

@@ -1,4 +1,4 @@
-"""--new_characters=add: the vocabulary grows, and nothing changes for the old characters."""
+"""--init_from with new characters: the vocabulary grows, and nothing changes for the old ones."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from configs.schema import ModelConfig
 from convert import GPT2
 from data.tokenizer import CharTokenizer
 from model.gpt import GPT
-from storage.checkpoint import load_checkpoint, load_weights
+from storage.checkpoint import BEST, LAST, load_checkpoint, load_weights
 from tests.variants import checkpoint_of, noisy
 
 OLD = "\n abdyz"
@@ -15,7 +15,8 @@ NEW = f"{OLD}!c\xe9\U0001f600"  # an old id stays the same
 MODEL = ModelConfig(n_layer=2, n_head=2, n_embd=12, block_size=16, **GPT2, bias=True)
 
 
-def test_the_logits_of_old_characters_over_old_text_stay_the_same():
+def test_new_characters_keep_the_logits():
+    """Of old characters over old text."""
     old = noisy(GPT(MODEL, len(OLD), 1)).eval()
     grown = GPT(MODEL, len(NEW), seed=3).eval()
     load_weights(checkpoint_of(old, OLD), grown)
@@ -25,15 +26,12 @@ def test_the_logits_of_old_characters_over_old_text_stay_the_same():
     torch.testing.assert_close(after[..., : len(OLD)], before, atol=1e-4, rtol=1e-5)
 
 
-def test_characters_are_added_to_a_model_on_another_device(monkeypatch):
+def test_new_characters_on_another_device(monkeypatch):
     """As on a GPU, which the device meta stands for; the checkpoint is on the CPU."""
     monkeypatch.setattr("storage.checkpoint.check_tensors", lambda *_: None)  # it reads numbers
     grown = GPT(MODEL, len(NEW)).to("meta")
     load_weights(checkpoint_of(noisy(GPT(MODEL, len(OLD))), OLD), grown)
     assert {parameter.device.type for parameter in grown.parameters()} == {"meta"}
-
-
-# ------------------------------------------------------------------------------------ the command
 
 
 @pytest.fixture
@@ -43,14 +41,12 @@ def other_text(options, tmp_path):
     (tmp_path / "text.txt").write_text(text, encoding="utf-8")
 
 
-def test_a_fine_tune_adds_new_characters_and_is_resumed(
-    uninterrupted, other_text, train_run, tmp_path
-):
-    start = [f"--init_from={uninterrupted}", "--new_characters=add"]
-    code, output = train_run(*start, "--max_iters=6", "--learning_rate=1e-9")
+def test_new_characters_are_added(uninterrupted, other_text, train_run, tmp_path):
+    """And named; a run that is resumed has them already."""
+    start = [f"--init_from={uninterrupted}", "--max_iters=6", "--learning_rate=1e-9"]
+    code, output = train_run(*start)
     assert code == 0, output
-    old = load_checkpoint(uninterrupted / "best.safetensors")
-    new = load_checkpoint(tmp_path / "run" / "last.safetensors")
+    old, new = load_checkpoint(uninterrupted / BEST), load_checkpoint(tmp_path / "run" / LAST)
     assert "new characters (5): '#' (U+0023), " in output
     # also what sorts before the old ones
     assert new.vocabulary == old.vocabulary + "#\xe9\xf1\xf3\u2028"
@@ -58,10 +54,3 @@ def test_a_fine_tune_adds_new_characters_and_is_resumed(
     assert (new.tensors[name][:count] - old.tensors[name]).abs().max() < 1e-6
     code, output = train_run("--max_iters=8", "--resume")
     assert code == 0 and "new characters (" not in output, output
-
-
-def test_without_the_option_new_characters_are_refused_and_the_option_named(
-    uninterrupted, other_text, train_run
-):
-    code, output = train_run(f"--init_from={uninterrupted}")
-    assert code == 4 and "--init_from=CKPT --new_characters=add" in output

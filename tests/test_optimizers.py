@@ -9,24 +9,19 @@ from torch import nn
 from configs.schema import LAYOUTS, ModelConfig, TrainConfig
 from model import gpt
 from model.gpt import GPT, Block
-from model.parameters import named_splits, named_tensors
-from storage.checkpoint import load_checkpoint
+from model.parameters import named_tensors
+from storage.checkpoint import LAST, load_checkpoint
 from tests.runs import same_runs, train, train_and_copy
 from training.optimizers import Muon, build_optimizers, orthogonalize
 
-SIZES = {"n_layer": 2, "n_head": 2, "n_embd": 16, "block_size": 8}
-MODEL = ModelConfig(**SIZES, positions="learned", bias=True)
-VOCABULARY = 11
-
-
-def randn(*shape, seed):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+MODEL = ModelConfig(n_layer=2, n_head=2, n_embd=16, block_size=8, positions="learned", bias=True)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_parameter_has_one_optimizer_and_only_vectors_have_no_weight_decay(layout, optimizer):
-    model = GPT(dataclasses.replace(MODEL, layout=layout), VOCABULARY).double()
+def test_optimizer_of_each_parameter(layout, optimizer):
+    """It has one, and only vectors have no weight decay; Muon has the matrices of the blocks."""
+    model = GPT(dataclasses.replace(MODEL, layout=layout), 11).double()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(1.0)
@@ -34,10 +29,10 @@ def test_every_parameter_has_one_optimizer_and_only_vectors_have_no_weight_decay
     rates = {"learning_rate": 0.1, "muon_learning_rate": 0.1, "weight_decay": 0.5}
     train = TrainConfig(optimizer=optimizer, **rates)
     optimizers = build_optimizers(model, train, torch.float64)
-    owned = [parameter for each in optimizers for parameter in each.state]
-    matrices = {name for name, split in named_splits(model).items() if split.matrices}
-    if optimizer == "muon":  # for every matrix of a block
-        momentum = named_tensors(model, lambda p: optimizers[1].state.get(p, {}).get("momentum"))
+    owned = [p for each in optimizers for p in next(iter(each.moments.values()))]
+    matrices = {name for name, t in before.items() if t.dim() > 1 and not name.endswith(".bias")}
+    if optimizer == "muon":
+        momentum = named_tensors(model, optimizers[1].moments["momentum"])
         assert set(momentum) == {name for name in matrices if name.startswith("blocks.")}
     assert sorted(map(id, owned)) == sorted(map(id, model.parameters()))
     for parameter in owned:
@@ -46,7 +41,6 @@ def test_every_parameter_has_one_optimizer_and_only_vectors_have_no_weight_decay
         each.step()
     for name, tensor in named_tensors(model).items():
         factor = 1 - 0.1 * 0.5 if name in matrices else 1.0
-        assert (name in matrices) == (tensor.dim() > 1 and not name.endswith(".bias"))
         assert torch.allclose(tensor, before[name] * factor, rtol=0, atol=1e-15), name
 
 
@@ -64,31 +58,27 @@ class BlockWithMore(Block):
         return x + nn.functional.conv1d(padded, self.kernel, groups=x.size(2)).mT
 
 
-def test_parameters_that_a_user_adds_to_a_block_are_trained_saved_and_resumed(
-    options, tmp_path, monkeypatch
-):
+def test_optimizer_of_a_users_parameters(options, tmp_path, monkeypatch):
+    """They are trained, saved and resumed."""
     monkeypatch.setattr(gpt, "Block", BlockWithMore)
     copy = train_and_copy(tmp_path / "whole", 13, *options)
     code, output = train(*options, f"--out_dir={copy}", "--resume")
     assert code == 0, output
     assert same_runs(tmp_path / "whole", copy)
-    saved = load_checkpoint(copy / "last.safetensors")
+    saved = load_checkpoint(copy / LAST)
     for moment in ("exp_avg.blocks.0.gate", "momentum.blocks.0.kernel"):
         assert saved.tensors[moment].abs().max() > 0, moment
 
 
-def test_a_muon_step_equals_its_formula():
-    model = nn.Module()
-    model.blocks = nn.Linear(4, 6, bias=False).double()
-    weight = model.blocks.weight
-    with torch.no_grad():
-        weight.copy_(randn(6, 4, seed=2))
+def test_muon_equals_its_formula():
+    model, generator = nn.Module(), torch.Generator().manual_seed(2)
+    model.blocks = nn.ModuleList([nn.Linear(4, 6, bias=False)]).double()
+    weight = model.blocks[0].weight
     expected, momentum = weight.detach().clone(), torch.zeros(6, 4, dtype=torch.float64)
-    splits = list(named_splits(model).values())
-    muon = Muon(splits, TrainConfig(muon_momentum=0.9, weight_decay=0.5), torch.float64)
+    muon = Muon(model, TrainConfig(muon_momentum=0.9, weight_decay=0.5), torch.float64)
     muon.lr = 0.1
     for step in range(3):
-        gradient = randn(6, 4, seed=10 + step)
+        gradient = torch.randn(6, 4, generator=generator, dtype=torch.float64)
         gradient[step:] = 0  # all rows in the first step
         weight.grad = gradient.clone()
         muon.step()

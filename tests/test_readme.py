@@ -25,7 +25,8 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_of_the_readme_and_of_the_guides_is_valid(command, monkeypatch):
+def test_readme_command(command, monkeypatch):
+    """Of the guides, too."""
     monkeypatch.chdir(ROOT)
     # the runs of the commands before it are there
     monkeypatch.setattr("configs.command.holds_run", lambda folder: folder.parent == Path("out"))
@@ -42,16 +43,16 @@ def test_every_command_of_the_readme_and_of_the_guides_is_valid(command, monkeyp
         assert script == "-m" and (ROOT / f"{arguments[0].replace('.', '/')}.py").exists()
 
 
-def test_the_readme_gives_the_number_of_parameters_of_its_first_model():
+def test_readme_number_of_parameters():
     number = re.search(r"([\d.]+) million parameters", README.read_text(encoding="utf-8"))[1]
-    settings = parse_train(["configs/shakespeare.yaml"]).new_settings()
+    settings = parse_train(["configs/shakespeare.yaml"]).settings()
     model = GPT(settings.model, vocab_size=65)  # Tiny Shakespeare's
     assert round(sum(p.numel() for p in model.parameters()) / 1e6, 1) == float(number)
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("configs/*.yaml")), ids=lambda path: path.name)
-def test_every_recipe_can_be_trained_offline(path):
-    data = parse_train([str(path)]).new_settings().data
+def test_recipe_is_trained_offline(path):
+    data = parse_train([str(path)]).settings().data
     text = data.fallback or data.sources[0]
     assert (ROOT / text).exists()  # a file or folder of the project
 
@@ -68,7 +69,8 @@ def anchors(document: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-def test_every_relative_link_leads_to_a_file_and_to_a_heading():
+def test_readme_links():
+    """Of all documents: each leads to a file, and to a heading."""
     for document in DOCUMENTS:
         links = re.findall(r"\]\(([^)\s]+)\)|(?:src|href)=\"([^\"]+)\"", prose(document))
         for link in map("".join, links):

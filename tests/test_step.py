@@ -6,13 +6,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from configs.schema import Config, ModelConfig, TrainConfig
-from data.batches import IGNORED
+from data.batches import IGNORE_INDEX
+from model.gpt import cross_entropy
 from tests.texts import load, write
+from train import train_step
 from training.device import select_runtime
 from training.distributed import World
-from training.evaluate import cross_entropy
 from training.state import Run
-from training.step import train_step
 
 STEPS = {"optimizer": "muon", "gradient_accumulation_steps": 3, "batch_size": 4}
 
@@ -35,12 +35,12 @@ def run_of(corpus, **train) -> Run:
 
 
 @pytest.fixture
-def corpus(tmp_path):
-    return load(write(f"{tmp_path}/book.txt", "What is said is said, and done.\n" * 2))
+def text(tmp_path):
+    return write(f"{tmp_path}/book.txt", "What is said is said, and done.\n" * 2)
 
 
-def test_a_step_waits_for_the_device_once(corpus, monkeypatch):
-    run, to_list, lists = run_of(corpus, **STEPS), torch.Tensor.tolist, []
+def test_step_waits_for_the_device_once(text, monkeypatch):
+    run, to_list, lists = run_of(load(text), **STEPS), torch.Tensor.tolist, []
     train_step(run)  # the first one may build what is kept
     monkeypatch.setattr(torch.Tensor, "tolist", lambda self: lists.append(1) or to_list(self))
     with ReadsOfNumbers() as reads:
@@ -48,12 +48,18 @@ def test_a_step_waits_for_the_device_once(corpus, monkeypatch):
     assert len(lists) == 1 and reads.count == 0
 
 
-def test_the_loss_of_a_step_is_the_mean_over_all_targets_of_its_micro_batches(corpus):
-    run = run_of(corpus, **STEPS)
+@pytest.mark.parametrize("targets", [True, False])
+def test_step_of_micro_batches(targets, text):
+    """Its loss is the mean over all targets, of which some micro-batches may have none."""
+    lists = {"separator": "\\n", "answer_after": "="}
+    items = write(f"{text}.list", "".join(f"{'question' * 3}{n}={n}\n" for n in range(40)))
+    run = run_of(load(text) if targets else load(items, **lists), **STEPS)
     batches = [run.batches[i] for i in range(3)]
     x, y = (torch.from_numpy(np.concatenate(ids)) for ids in zip(*batches, strict=True))
+    counts = [int((ids != IGNORE_INDEX).sum()) for _, ids in batches]
+    assert (min(counts) > 0) == targets and sum(counts) > 0
     with torch.no_grad():
         expected = cross_entropy(run.model.train()(x), y).item()
     result = train_step(run)
     assert result.loss == pytest.approx(expected, rel=1e-6)
-    assert result.predictions == (y != IGNORED).sum()
+    assert result.predictions == sum(counts)

@@ -6,7 +6,6 @@ import pytest
 
 from configs.schema import DataConfig
 from data.corpus import Corpus, load_corpus
-from tests.conftest import printed
 
 TEXT = "To be, or not to be: that is the question.\n" * 20
 
@@ -18,10 +17,9 @@ def write(path: str, content: str | bytes = TEXT) -> str:
     return path
 
 
-def load(*sources: str, expected=(None, None), vocabulary=None, **settings) -> Corpus:
+def load(*sources: str, vocabulary="", **settings) -> Corpus:
     """Load some sources."""
-    data = DataConfig(sources=sources, **settings)
-    return load_corpus(data, expected=expected, vocabulary=vocabulary)
+    return load_corpus(DataConfig(sources=sources, **settings), vocabulary=vocabulary)
 
 
 def parts_of(corpus: Corpus) -> list[str]:
@@ -29,14 +27,14 @@ def parts_of(corpus: Corpus) -> list[str]:
     return [corpus.tokenizer.decode(split.ids) for split in (corpus.train, corpus.val)]
 
 
-def segments_of(*splits, of: Corpus) -> list[str]:
-    """Return the segments of some splits of a corpus, in alphabetical order."""
-    pieces = [split.ids[start:end] for split in splits for start, end in split.segments]
+def documents_of(*splits, of: Corpus) -> list[str]:
+    """Return the documents of some splits of a corpus, in alphabetical order."""
+    pieces = [split.ids[start:end] for split in splits for start, end in split.documents]
     return sorted(map(of.tokenizer.decode, pieces))
 
 
 def error_message(error: type[Exception], *sources: str, **settings) -> str:
-    """Return the line that is printed for the error of a corpus."""
+    """Return the message of the error of a corpus."""
     with pytest.raises(error) as raised:
         load(*sources, **settings)
-    return printed(raised.value)
+    return str(raised.value)

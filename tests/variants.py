@@ -3,11 +3,11 @@
 import torch
 
 from common.files import write_atomic
-from configs.command import parse_train
 from configs.schema import Config, ModelConfig
 from model.gpt import GPT
 from model.parameters import named_tensors
 from storage.checkpoint import Checkpoint, to_bytes
+from training.state import Progress
 
 CHOICES = {
     "positions": ("learned", "rope"),
@@ -20,14 +20,6 @@ CHOICES = {
     "logit_softcap": (0.0, 15.0),
 }
 SIZES = {"n_layer": 2, "n_head": 2, "n_embd": 12, "block_size": 8}
-# all other recipes have the choices of one of these
-RECIPES = ("nanogpt_cpu", "shakespeare", "mytext_small")
-
-
-def choices_of(recipe):
-    """Return the choices of a recipe, by the name of its config file."""
-    model = parse_train([f"configs/{recipe}.yaml"]).new_settings().model
-    return {name: getattr(model, name) for name in CHOICES}
 
 
 def noisy(model, scale=0.3, seed=1):
@@ -49,7 +41,8 @@ def checkpoint_of(model, vocabulary, config=None, **more):
     """Return the checkpoint of a model that was not trained."""
     tensors = {f"model.{name}": each for name, each in named_tensors(model).items()}
     config = config or Config(model=model.config)
-    return Checkpoint(config, model.config, vocabulary, tensors, **more)
+    progress = Progress(logit_scale=model.config.logit_scale)
+    return Checkpoint(config, vocabulary, tensors, progress=progress, **more)
 
 
 def save_model(path, model, vocabulary, config=None, **more):

@@ -1,1 +1,1 @@
-"""Training: the step, optimizers, schedule, evaluation, and several processes."""
+"""What train.py trains with: a run and its optimizers, evaluation, and several processes."""

@@ -5,12 +5,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from common.stop import Stop
+from common.console import say
+from common.words import plural
 from configs.schema import Config, TrainConfig
 from training.evaluate import evaluate
-from training.samples import write_texts
+from training.samples import sample_texts
 from training.state import EVALUATIONS, Run
-from training.step import train_step
 
 SAFETY = 0.96  # plan for this fraction of the time that is left, so that the run ends in time
 EVALUATION_FRACTION = 0.1  # of the time that is left, at most; at least one evaluation is made
@@ -25,11 +25,16 @@ class Timing:
 
 
 def settings_for_minutes(
-    minutes: float, began: float, settings: Config, make_run: Callable[[Config], Run]
-) -> tuple[Config, Timing]:
-    """Return the settings of the longest run that ends `minutes` after `began`, and its timing.
+    minutes: float,
+    began: float,
+    settings: Config,
+    make_run: Callable[[Config], Run],
+    train_step: Callable[[Run], object],
+) -> Config:
+    """Return the settings of the longest run that ends `minutes` after `began`, and say its length.
 
-    `began` is a time of `time.monotonic`; `make_run` builds a run of some settings.
+    `began` is a time of `time.monotonic`; `make_run` builds a run of some settings, `train_step`
+    makes a step of it.
     """
     # A run that is thrown away, to measure this machine, model and text. A million steps: it cannot
     # reach its end, and `dropout: auto`, which takes time, is as large as it can be.
@@ -37,18 +42,23 @@ def settings_for_minutes(
     probe_run = make_run(replace(settings, train=replace(settings.train, max_iters=10**6)))
     # the real run will take as long to build
     end = began + 60 * minutes - (time.monotonic() - build_began)
-    timing = measure_timing(probe_run, 60 * minutes)
+    timing = measure_timing(probe_run, train_step, 60 * minutes)
     world = probe_run.world
     del probe_run  # frees its memory
 
-    train = longest_run(settings.train, timing, end - time.monotonic())
+    train = train_config_for(settings.train, timing, end - time.monotonic())
     # every rank must train for the same number of steps, and evaluate at the same ones
     max_iters, eval_interval = map(int, world.max(train.max_iters, train.eval_interval))
     train = replace(train, max_iters=max_iters, eval_interval=eval_interval)
-    return replace(settings, train=train), timing
+
+    say(
+        f"--minutes={minutes:g}: {plural(max_iters, 'step')} of {timing.step:.3f} s, and "
+        f"evaluations of {timing.evaluation:.1f} s; a smaller --max_val shortens them"
+    )
+    return replace(settings, train=train)
 
 
-def measure_timing(probe_run: Run, seconds: float) -> Timing:
+def measure_timing(probe_run: Run, train_step: Callable[[Run], object], seconds: float) -> Timing:
     """Time some steps and an evaluation of a run that is discarded afterwards.
 
     `seconds` is the time that the real run may take. All ranks time the same number of steps.
@@ -66,23 +76,17 @@ def measure_timing(probe_run: Run, seconds: float) -> Timing:
 
     # one evaluation, with what the log draws: all evaluations take equally long
     began = time.perf_counter()
-    write_texts(probe_run, evaluate(probe_run, Stop()))  # a flag that nothing sets
+    sample_texts(probe_run, evaluate(probe_run))
     return Timing(step, time.perf_counter() - began)
 
 
-def longest_run(train: TrainConfig, timing: Timing, seconds: float) -> TrainConfig:
+def train_config_for(train: TrainConfig, timing: Timing, seconds: float) -> TrainConfig:
     """Return the settings of the longest run that takes at most SAFETY * seconds at this timing.
 
-    It evaluates as often as `eval_interval` asks, but for at most a tenth of the time.
+    It evaluates as often as with `eval_interval: auto`, but for at most a tenth of the time.
     """
     seconds *= SAFETY
-    interval, evaluations = 1, EVALUATIONS
-    if train.eval_interval != "auto":
-        interval = train.eval_interval
-        evaluations = math.ceil(seconds / (interval * timing.step + timing.evaluation))
     affordable = int(EVALUATION_FRACTION * seconds / max(timing.evaluation, 1e-9))
-    evaluations = max(1, min(evaluations, affordable))
-
+    evaluations = max(1, min(EVALUATIONS, affordable))
     max_iters = max(1, int((seconds - evaluations * timing.evaluation) / timing.step))
-    interval = max(interval, math.ceil(max_iters / evaluations))
-    return replace(train, max_iters=max_iters, eval_interval=interval)
+    return replace(train, max_iters=max_iters, eval_interval=math.ceil(max_iters / evaluations))

@@ -13,12 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.nn import functional as F
 
-from common.stop import Stop
-from data.batches import IGNORED, Split, evaluation_windows
-from model.gpt import GPT
+from data.batches import IGNORE_INDEX, Split, evaluation_windows
+from model.gpt import GPT, cross_entropy
 from training.device import Runtime
 from training.state import Run
 
@@ -29,16 +26,16 @@ LOGITS_PER_BATCH = 2**24  # 64 MB at most, also for a text of very many distinct
 
 @dataclass(frozen=True)
 class WindowLosses:
-    """The losses of windows, summed by position, and the segments with a wrong prediction.
+    """The losses of windows, summed by position, and the documents with a wrong prediction.
 
     sums            sum of the losses at each position in the context, nats: (block_size,), float64
     counts          number of predictions at each position that count: (block_size,), float64
-    wrong_segments  indices of the segments in which a target does not have the largest logit
+    wrong_documents  indices of the documents in which a target does not have the largest logit
     """
 
     sums: np.ndarray
     counts: np.ndarray
-    wrong_segments: np.ndarray
+    wrong_documents: np.ndarray
 
     @property
     def mean(self) -> float:
@@ -51,7 +48,7 @@ class Evaluation:
     """The result of an evaluation. Losses are in nats per character.
 
     val_losses   losses of the windows `run.val`: the whole validation text, if it is not too long
-    train_loss   exact loss of the windows `run.train_sample`
+    train_loss   exact loss of the windows `run.train_excerpt`
     exact_match  fraction of the validation items that are answered right; None without answers
     """
 
@@ -64,25 +61,22 @@ class Evaluation:
         return self.val_losses.mean
 
 
-def evaluate(run: Run, stop: Stop) -> Evaluation:
-    """Measure the losses of a run's model; every rank does, so that all know the same best loss.
-
-    Raises Interrupted if a stop is requested meanwhile: the resumed run evaluates again.
-    """
-    run.update_logit_scale()
+def evaluate(run: Run) -> Evaluation:
+    """Measure the losses of a run's model; every rank does, so that all know the same best loss."""
+    run.model.logit_scale = run.logit_scale
     block_size = run.settings.model.block_size
     batch_size = batch_size_for(block_size, run.model.vocab_size)
 
     def losses_on(split: Split) -> WindowLosses:
         windows = evaluation_windows(split, block_size, batch_size)
-        return window_losses(run.model, stop.interruptible(windows), run.runtime)
+        return window_losses(run.model, windows, run.runtime)
 
-    val_losses, train_losses = losses_on(run.val), losses_on(run.train_sample)
+    val_losses, train_losses = losses_on(run.val), losses_on(run.train_excerpt)
 
     # an answer is right if each of its characters is the likeliest after those before
     exact_match = None
-    if run.val.targets is not None:
-        exact_match = 1 - len(val_losses.wrong_segments) / len(run.val.segments)
+    if run.settings.data.answer_after:
+        exact_match = 1 - len(val_losses.wrong_documents) / len(run.val.documents)
     return Evaluation(val_losses, train_losses.mean, exact_match)
 
 
@@ -92,27 +86,19 @@ def batch_size_for(block_size: int, vocab_size: int) -> int:
     return max(1, tokens // block_size)
 
 
-def cross_entropy(logits: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
-    """Compute the cross-entropy of targets (B, T) under logits (B, T, V) in nats, in float32.
-
-    Padding does not count: its targets are IGNORED, the default `ignore_index` of PyTorch.
-    """
-    return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction=reduction)
-
-
 @torch.inference_mode()
 def window_losses(
     model: GPT, windows: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]], runtime: Runtime
 ) -> WindowLosses:
     """Compute the losses of windows: batches of `evaluation_windows`.
 
-    Targets IGNORED do not count. The model is left in evaluation mode.
+    Targets IGNORE_INDEX do not count. The model is left in evaluation mode.
     """
     model.eval()  # no dropout, and `logit_scale` applies
     sums = np.zeros(model.config.block_size)
     counts = np.zeros_like(sums)
-    wrong_segments = []
-    for x, y, segments in windows:
+    wrong_documents = []
+    for x, y, documents in windows:
         T = y.shape[1]
         x, y = (torch.from_numpy(ids).to(runtime.device) for ids in (x, y))
         with runtime.autocast():
@@ -120,14 +106,14 @@ def window_losses(
         losses = cross_entropy(logits, y, reduction="none").cpu().double().view(y.shape)  # (B, T)
 
         # in float64, because a text has millions of losses
-        is_target = (y != IGNORED).cpu()  # (B, T)
+        is_target = (y != IGNORE_INDEX).cpu()  # (B, T)
         sums[:T] += losses.sum(0).numpy()
         counts[:T] += is_target.sum(0).numpy()
 
         # is the likeliest character the target, everywhere in a window?
         matches = (logits.argmax(-1) == y).cpu() | ~is_target
-        wrong_segments.append(segments[~matches.all(1).numpy()])
-    return WindowLosses(sums, counts, np.unique(np.concatenate(wrong_segments)))
+        wrong_documents.append(documents[~matches.all(1).numpy()])
+    return WindowLosses(sums, counts, np.unique(np.concatenate(wrong_documents)))
 
 
 def exact_loss(

@@ -4,18 +4,18 @@ N matrices of one shape, R rows, C columns
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.adamw import adamw
 
 from configs.schema import TrainConfig
 from model.gpt import GPT
-from model.parameters import ParameterSplit, named_splits
+from model.parameters import named_parts
 
-MOMENTS = ("exp_avg", "exp_avg_sq", "momentum")  # of AdamW, and of Muon
+FIXED = {"eps": 1e-8, "amsgrad": False, "maximize": False, "fused": True}  # of PyTorch's adamw
 
 
 class Optimizer:
@@ -28,9 +28,9 @@ class Optimizer:
     has nothing else of an optimizer: AdamW's counts of steps are the step of the run.
     """
 
-    def __init__(self, parameters: Iterable[Tensor], lr: float, moments: Sequence[str]):
+    def __init__(self, parameters: Collection[nn.Parameter], lr: float, kinds: Sequence[str]):
         self.peak_lr = self.lr = lr
-        self.state = {p: {name: torch.zeros_like(p) for name in moments} for p in parameters}
+        self.moments = {kind: {p: torch.zeros_like(p) for p in parameters} for kind in kinds}
 
 
 class AdamW(Optimizer):
@@ -39,36 +39,27 @@ class AdamW(Optimizer):
     The decay applies to matrices and embeddings, never to norm weights and biases.
     """
 
-    def __init__(self, splits: Sequence[ParameterSplit], train: TrainConfig):
+    def __init__(self, parameters: Collection[nn.Parameter], train: TrainConfig):
+        super().__init__(parameters, train.learning_rate, ("exp_avg", "exp_avg_sq"))
         # decay pulls weights towards 0; a norm weight of 0 would turn its features off
-        matrices = [p for split in splits if split.matrices for p in split.parameters]
-        vectors = [p for split in splits if not split.matrices for p in split.parameters]
-        super().__init__([*matrices, *vectors], train.learning_rate, ("exp_avg", "exp_avg_sq"))
-        self.betas = {"beta1": train.beta1, "beta2": train.beta2}
+        matrices = [p for p in parameters if p.dim() > 1]
+        vectors = [p for p in parameters if p.dim() < 2]
         self.groups = ((matrices, train.weight_decay), (vectors, 0.0))
+        self.betas = {"beta1": train.beta1, "beta2": train.beta2}
         # one per parameter, for the bias correction: the moments begin at 0
-        self.step_counts = torch.zeros(len(self.state), device=next(iter(self.state)).device)
-        self.count_of = dict(zip(self.state, self.step_counts, strict=True))  # views
+        self.step_counts = torch.zeros(len(parameters), device=next(iter(parameters)).device)
+        self.count_of = dict(zip(parameters, self.step_counts, strict=True))  # views
 
     @torch.no_grad()
     def step(self) -> None:
         """Update all parameters from their gradients."""
+        exp_avg, exp_avg_sq = self.moments.values()
         for parameters, weight_decay in self.groups:
-            adamw(
-                parameters,
-                [parameter.grad for parameter in parameters],
-                [self.state[parameter]["exp_avg"] for parameter in parameters],
-                [self.state[parameter]["exp_avg_sq"] for parameter in parameters],
-                [],  # maxima of exp_avg_sq, which only amsgrad uses
-                [self.count_of[parameter] for parameter in parameters],  # adds 1 to each
-                lr=self.lr,
-                **self.betas,
-                weight_decay=weight_decay,
-                eps=1e-8,
-                amsgrad=False,
-                maximize=False,
-                fused=True,
-            )
+            exp_avg, exp_avg_sq = ([each[p] for p in parameters] for each in self.moments.values())
+            gradients = [p.grad for p in parameters]
+            counts = [self.count_of[p] for p in parameters]  # adamw adds 1 to each
+            options = FIXED | self.betas | {"lr": self.lr, "weight_decay": weight_decay}
+            adamw(parameters, gradients, exp_avg, exp_avg_sq, [], counts, **options)
 
 
 class Muon(Optimizer):
@@ -80,30 +71,34 @@ class Muon(Optimizer):
     values. Matrices of one shape are orthogonalized as one batch, in `dtype`.
     """
 
-    def __init__(self, splits: Sequence[ParameterSplit], train: TrainConfig, dtype: torch.dtype):
-        parameters = [parameter for split in splits for parameter in split.parameters]
+    def __init__(self, model: nn.Module, train: TrainConfig, dtype: torch.dtype):
+        parameters, self.groups = [], defaultdict(list)  # (R, C) -> N, shape, parts of each tensor
+        for name, (shape, parts) in named_parts(model).items():
+            if name.startswith("blocks.") and len(shape) > 1 and not name.endswith(".bias"):
+                like = torch.empty(shape, device="meta")
+                # qkv (3, H, D, C) is three matrices, any other tensor is one
+                matrices = like.flatten(1, 2) if like.dim() == 4 else like.flatten(1)[None]
+                self.groups[matrices.shape[1:]].append((len(matrices), shape, parts))
+                parameters += [parameter for parameter, _ in parts(like)]
         super().__init__(parameters, train.muon_learning_rate, ("momentum",))
         self.momentum, self.weight_decay = train.muon_momentum, train.weight_decay
         self.dtype = dtype
-        self.splits_by_shape = defaultdict(list)  # (R, C) -> the splits of such matrices
-        for split in splits:
-            self.splits_by_shape[split.matrices[1:]].append(split)
 
     @torch.no_grad()
     def step(self) -> None:
         """Update all parameters from their gradients."""
         # Nesterov momentum: a running mean of the gradients, and a look a step ahead
         updates = {}
-        for parameter, state in self.state.items():
-            state["momentum"].lerp_(parameter.grad, 1 - self.momentum)
-            updates[parameter] = parameter.grad.lerp(state["momentum"], self.momentum)
+        for parameter, average in self.moments["momentum"].items():
+            average.lerp_(parameter.grad, 1 - self.momentum)
+            updates[parameter] = parameter.grad.lerp(average, self.momentum)
 
-        for (R, C), splits in self.splits_by_shape.items():
+        for (R, C), group in self.groups.items():
             # gather the updates of this shape, whichever parameters store their parts
-            counts = [split.matrices[0] for split in splits]
+            counts = [count for count, _, _ in group]
             batch = next(iter(updates.values())).new_empty(sum(counts), R, C)  # (N, R, C)
-            for split, matrices in zip(splits, batch.split(counts), strict=True):
-                for parameter, part in split.parts(matrices.view(split.shape)):
+            for (_, shape, parts), matrices in zip(group, batch.split(counts), strict=True):
+                for parameter, part in parts(matrices.view(shape)):
                     part.copy_(updates[parameter].reshape(part.shape))
 
             # make all singular values about 1: an equally large step in every direction
@@ -111,8 +106,8 @@ class Muon(Optimizer):
 
             # decay and update; a tall matrix needs a larger step for the same change of its output
             step_size = self.lr * max(1.0, R / C) ** 0.5
-            for split, matrices in zip(splits, directions.split(counts), strict=True):
-                for parameter, part in split.parts(matrices.reshape(split.shape)):
+            for (_, shape, parts), matrices in zip(group, directions.split(counts), strict=True):
+                for parameter, part in parts(matrices.reshape(shape)):
                     parameter.mul_(1 - self.lr * self.weight_decay)
                     parameter.add_(part.reshape(parameter.shape), alpha=-step_size)
 
@@ -141,15 +136,8 @@ def orthogonalize(matrices: Tensor, dtype: torch.dtype = torch.float32) -> Tenso
 
 def build_optimizers(model: GPT, train: TrainConfig, dtype: torch.dtype) -> list[Optimizer]:
     """Build AdamW, and Muon for the matrices of the blocks if it is selected."""
-    for_muon, for_adamw = [], []
-    for name, split in named_splits(model).items():
-        is_hidden_matrix = name.startswith("blocks.") and split.matrices
-        use_muon = train.optimizer == "muon" and is_hidden_matrix
-        (for_muon if use_muon else for_adamw).append(split)
-    optimizers = [AdamW(for_adamw, train)]
-    return [*optimizers, Muon(for_muon, train, dtype)] if for_muon else optimizers
-
-
-def state_of(optimizers: Iterable[Optimizer]) -> dict[Tensor, dict[str, Tensor]]:
-    """Return the moments of each parameter, whichever optimizer has them."""
-    return {p: moments for optimizer in optimizers for p, moments in optimizer.state.items()}
+    if train.optimizer == "adamw":
+        return [AdamW(list(model.parameters()), train)]
+    muon = Muon(model, train, dtype)
+    others = [p for p in model.parameters() if p not in muon.moments["momentum"]]
+    return [AdamW(others, train), muon]

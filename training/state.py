@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from configs.fields import Checked, setting
+from common.console import NonFiniteError
 from configs.schema import (
     DROPOUT_BY_EPOCHS,
     LOGIT_SCALE_DROP,
@@ -21,47 +21,59 @@ from training.distributed import World
 from training.optimizers import build_optimizers
 
 EVALUATIONS = 10  # of a run with `eval_interval: auto`
-TRAIN_FRACTION = 0.1  # evaluate on so many training characters for each validation character
+TRAIN_PER_VAL = 0.1  # evaluate on so many training characters for each validation character
 
 
 @dataclass
-class Progress(Checked):
+class Progress:
     """The counters and losses of a run.
 
-    A checkpoint stores them, so each is declared and checked as a setting is. From the first
-    release on, fields may be added, never removed or renamed.
+    A checkpoint stores them. From the first release on, fields may be added, never removed or
+    renamed.
+
+    step              steps done
+    logit_scale       that of these weights
+    last_eval_step    step of the last evaluation
+    best_loss         lowest validation loss so far, nats per character; None: there is none
+    best_step         its step
+    evals_since_best  evaluations since then
     """
 
-    step: int = setting(0, "steps done", at_least=0)
-    last_eval_step: int = setting(0, "step of the last evaluation", at_least=0)
-    best_loss: float | None = setting(
-        None, "lowest validation loss so far, nats per character; None: there is none", at_least=0
-    )
-    best_step: int = setting(0, "step of the lowest validation loss", at_least=0)
-    train_loss_at_best: float | None = setting(
-        None, "loss on training text at that step", at_least=0
-    )
-    evals_since_best: int = setting(0, "evaluations since then", at_least=0)
+    step: int = 0
+    logit_scale: float = 1.0
+    last_eval_step: int = 0
+    best_loss: float | None = None
+    best_step: int = 0
+    evals_since_best: int = 0
 
-    def record_evaluation(self, val_loss: float, train_loss: float) -> bool:
+    def record_evaluation(self, val_loss: float) -> bool:
         """Record an evaluation; return whether its validation loss is the lowest so far."""
         self.last_eval_step = self.step
-        finite = math.isfinite(val_loss) and math.isfinite(train_loss)
-        improved = finite and (self.best_loss is None or val_loss < self.best_loss)
+        best_loss = math.inf if self.best_loss is None else self.best_loss
+        improved = val_loss < best_loss  # not if it is NaN
         if improved:
             self.best_loss = val_loss
             self.best_step = self.step
             self.evals_since_best = 0
-            self.train_loss_at_best = train_loss
         else:
             self.evals_since_best += 1
         return improved
 
-    def is_overfitting(self, train_loss: float) -> bool:
-        """Return whether only the loss on training text has fallen since the best step."""
-        # one evaluation without an improvement is noise, three are not
-        before = self.train_loss_at_best
-        return self.evals_since_best >= 3 and before is not None and train_loss < before - 0.01
+
+@dataclass(frozen=True)
+class StepResult:
+    """The result of a step.
+
+    loss         mean over all predictions of the step, nats per character
+    grad_norm    gradient norm before clipping
+    predictions  number of predictions that count, over all processes (ranks)
+    seconds      duration of the step
+    """
+
+    loss: float
+    grad_norm: float
+    predictions: int
+    seconds: float
 
 
 class Run:
@@ -78,35 +90,43 @@ class Run:
         self.batches = Batches(corpus.train, block_size, train.batch_size, settings.seed)
         # the windows of each evaluation: of a long text, all would take longer than the training
         val, max_val = corpus.val, settings.data.max_val or len(corpus.val)
-        self.val = val.at_most(max_val, block_size)
-        train_size = int(TRAIN_FRACTION * min(len(val), max_val))
-        self.train_sample = corpus.train.evenly_spaced(train_size, block_size)
-        self.planned_epochs = self.batches.epochs(
-            train.max_iters * train.gradient_accumulation_steps
-        )
+        self.val = val.evenly_spaced(max_val, block_size)
+        train_size = int(TRAIN_PER_VAL * min(len(val), max_val))
+        self.train_excerpt = corpus.train.evenly_spaced(train_size, block_size)
+        all_batches = train.max_iters * train.gradient_accumulation_steps
+        self.planned_epochs = self.batches.epochs(all_batches)
         self.settings = settings = resolve(settings, self.planned_epochs, corpus)
 
-        config = replace(settings.model, logit_scale=1.0)
-        self.model = GPT(config, len(corpus.tokenizer), settings.seed).to(runtime.device)
-        self.update_logit_scale()
-        # wrapped in DDP if there are several ranks, then compiled if that is set
-        self.ddp_model = self.forward = world.wrap(self.model)
-        if settings.compile:
-            self.forward = torch.compile(self.ddp_model)
+        self.model = GPT(settings.model, len(corpus.tokenizer), settings.seed).to(runtime.device)
+        # only for training steps, which all have the same shape
+        self.compiled_model = torch.compile(self.model) if settings.compile else self.model
         self.optimizers = build_optimizers(self.model, train, runtime.dtype)
+        # what a checkpoint has of each parameter, by kind: itself, and its moments
+        self.tensors_by_kind = {"model": {p: p for p in self.model.parameters()}}
+        for optimizer in self.optimizers:
+            self.tensors_by_kind |= optimizer.moments
 
-    def update_logit_scale(self) -> None:
-        """Set the model's logit_scale; `auto` depends on the epochs read so far."""
-        scale = self.settings.model.logit_scale
-        if scale == "auto":  # with each epoch, the model becomes more overconfident on other text
-            scale = max(MIN_LOGIT_SCALE, round(1 - LOGIT_SCALE_DROP * self.epochs, 2))
-        self.model.config = replace(self.model.config, logit_scale=scale)
+    def divergence_error(self, what: str) -> NonFiniteError:
+        """Return the error for a run that has diverged."""
+        lr = self.optimizers[0].lr
+        return NonFiniteError(
+            f"after step {self.progress.step:,}, at learning rate {lr:.3g}: {what}; the last "
+            f"checkpoint is in {self.settings.out_dir}; resume it with a lower learning rate"
+        )
 
     @property
     def epochs(self) -> float:
         """The average number of times that each training character has been read so far."""
         batches = self.progress.step * self.settings.train.gradient_accumulation_steps
         return self.batches.epochs(batches)
+
+    @property
+    def logit_scale(self) -> float:
+        """The logit_scale of the weights as they are; `auto` depends on the epochs read so far."""
+        scale = self.settings.model.logit_scale
+        if scale == "auto":  # with each epoch, the model becomes more overconfident on other text
+            scale = max(MIN_LOGIT_SCALE, round(1 - LOGIT_SCALE_DROP * self.epochs, 2))
+        return scale
 
     @property
     def evaluation_due(self) -> bool:
@@ -121,19 +141,9 @@ class Run:
         """True if the run should stop early; never with `patience: 0`."""
         return 0 < self.settings.train.patience <= self.progress.evals_since_best
 
-    @property
-    def lr(self) -> float:
-        """The learning rate of AdamW in the last step."""
-        return self.optimizers[0].lr
-
-    @property
-    def muon_lr(self) -> float | None:
-        """The learning rate of Muon in the last step; None without Muon."""
-        return self.optimizers[1].lr if len(self.optimizers) > 1 else None
-
 
 def resolve(settings: Config, epochs: float, corpus: Corpus) -> Config:
-    """Replace the `auto` of dropout and eval_interval; name the sources that were read.
+    """Replace the `auto` of dropout and eval_interval, and the sources by those that were read.
 
     `epochs` is how often the whole run reads the text.
     """
@@ -141,10 +151,10 @@ def resolve(settings: Config, epochs: float, corpus: Corpus) -> Config:
     if model.dropout == "auto":
         # with each epoch the model memorizes more, but a small one memorizes little
         weights = 12 * model.n_layer * model.n_embd**2  # in the blocks
-        is_small = weights < MIN_WEIGHTS_PER_CHARACTER * corpus.characters
+        is_small = weights < MIN_WEIGHTS_PER_CHARACTER * (len(corpus.train) + len(corpus.val))
         dropout = 0.0 if is_small else max(p for e, p in DROPOUT_BY_EPOCHS if epochs >= e)
         model = replace(model, dropout=dropout)
     if train.eval_interval == "auto":
         train = replace(train, eval_interval=math.ceil(train.max_iters / EVALUATIONS))
-    data = replace(settings.data, sources=corpus.sources)
+    data = replace(settings.data, sources=corpus.text.sources, fallback="")
     return replace(settings, data=data, model=model, train=train)

@@ -24,7 +24,7 @@ def project(x, weight, H):
 B, T, H, D = 2, 5, 3, 4
 C = H * D
 x, library = torch.randn(B, T, C), LAYOUTS["interleaved"](C, H, D, bias=False)
-parts = project(x, library.qkv.weight, H)
+parts = project(x, library.linear.weight, H)
 for name, part, right in zip("qkv", parts, library.project(x), strict=True):
     expect(part.shape == right.shape, f"{name} is {tuple(part.shape)}, not {tuple(right.shape)}.")
     for h in range(H):

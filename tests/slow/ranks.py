@@ -4,101 +4,59 @@ import multiprocessing
 import os
 import signal
 import socket
-import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from multiprocessing.connection import wait
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
-from tests.commands import exit_code, train_main
 from tests.conftest import ROOT
-from tests.runs import start
-from training import device, evaluate
+from tests.runs import exit_code, train_main
 
 
-def torchrun(size: int, *arguments: object) -> subprocess.Popen:
-    """Start `torchrun --nproc_per_node=SIZE train.py ...`, with stdout and stderr in one pipe."""
-    return start("-m", "torch.distributed.run", f"--nproc_per_node={size}", "train.py", *arguments)
+def train_ranks(
+    folder: Path,
+    *arguments: object,
+    each: Callable[[int], None] | None = None,
+    code: int = 0,
+) -> list[str]:
+    """Run train.py with two ranks, which end with the exit code; return the output of each.
 
-
-def run_ranks(
-    folder: Path, *arguments: Sequence[object], each: Callable[[int], None] | None = None
-) -> list[tuple]:
-    """Start one rank per list of arguments of train.py; return (exit code, stdout, stderr) of each.
-
-    As with torchrun, the others get SIGTERM as soon as one fails, and SIGKILL 30 seconds later.
-    `each` is called first, with the rank. A single list starts an ordinary process without ranks.
-    The processes are forks of one that has imported torch, which saves seconds.
+    `each` is called first, with the rank. The ranks are forks of a process that has imported torch,
+    which saves seconds.
     """
-    folder.mkdir(exist_ok=True)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__, "storage.log", "torch._dynamo"])
-    common = (len(arguments), _free_port(), folder)
+    with socket.create_server(("localhost", 0)) as server:
+        port = server.getsockname()[1]
+    files = [folder / "rank0", folder / "rank1"]
+    words = list(map(str, arguments))
     processes = [
-        context.Process(target=_rank, args=(rank, *common, [str(word) for word in argv], each))
-        for rank, argv in enumerate(arguments)
+        context.Process(target=_rank, args=(rank, port, file, words, each))
+        for rank, file in enumerate(files)
     ]
-    for rank, process in enumerate(processes):
-        for stream in "12":
-            (folder / f"{stream}{rank}").write_text("")  # in case the process ends early
+    for file, process in zip(files, processes, strict=True):
+        file.write_text("")
         process.start()
-    while alive := [process.sentinel for process in processes if process.exitcode is None]:
-        if failed := any(process.exitcode for process in processes):
-            for process in processes:
-                process.terminate()
-        # a rank may be about to replace its signal handler, and miss the signal
-        if not wait(alive, timeout=30 if failed else 240):
-            for process in processes:
-                process.kill()
-    return [
-        (process.exitcode, *((folder / f"{stream}{rank}").read_text() for stream in "12"))
-        for rank, process in enumerate(processes)
-    ]
+    for process in processes:
+        process.join(120)  # one that has failed may let the other wait
+        process.kill()
+    outputs = [file.read_text() for file in files]
+    assert [process.exitcode for process in processes] == [code, code], outputs
+    return outputs
 
 
-def _rank(
-    rank: int,
-    size: int,
-    port: int,
-    folder: Path,
-    argv: list[str],
-    each: Callable[[int], None] | None,
-) -> None:
+def _rank(rank: int, port: int, file: Path, argv: list[str], each: Callable | None) -> None:
     for stream in (1, 2):
-        os.dup2(os.open(folder / f"{stream}{rank}", os.O_WRONLY), stream)
-    if size > 1:
-        variables = {
-            "RANK": rank,
-            "WORLD_SIZE": size,
-            "LOCAL_RANK": rank,
-            "LOCAL_WORLD_SIZE": size,
-            "GROUP_WORLD_SIZE": 1,
-            "MASTER_ADDR": "localhost",
-            "MASTER_PORT": port,
-            "TORCHELASTIC_RUN_ID": "test",
-        }
-        os.environ |= {name: str(value) for name, value in variables.items()}
+        os.dup2(os.open(file, os.O_WRONLY | os.O_APPEND), stream)
+    variables = {
+        "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2,
+        "MASTER_ADDR": "localhost", "MASTER_PORT": port,
+    }  # fmt: skip
+    os.environ |= {name: str(value) for name, value in variables.items()}
     os.chdir(ROOT)
     torch.set_num_threads(1)
-    # a SIGTERM because another rank failed must not change the exit code of a run that has ended
-    signal.signal(signal.SIGTERM, lambda *_: None)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if each:
         each(rank)
     sys.exit(exit_code(train_main, argv))
-
-
-def in_float64(_: int) -> None:
-    """Compute in float64 what the settings call float32, so that only summation order differs."""
-    torch.set_default_dtype(torch.float64)
-    device.DTYPES["float32"] = torch.float64
-    device.Runtime.autocast = lambda _: torch.autocast("cpu", enabled=False)
-    torch.Tensor.float = torch.Tensor.double
-    loss = evaluate.cross_entropy(torch.zeros(1, 1, 2), torch.zeros(1, 1, dtype=torch.int64))
-    assert loss.dtype == torch.float64
-
-
-def _free_port() -> int:
-    with socket.create_server(("localhost", 0)) as server:
-        return server.getsockname()[1]

@@ -5,121 +5,89 @@ benchmarks/trials.py, which compares settings for users, has tests of its own.
 
 import importlib
 import re
-from dataclasses import replace
 
 import pytest
 
-from benchmarks import attention, baselines, curves, lists, runs, sizes, time_to_loss, tour
-from configs.schema import LAYOUTS, DataConfig
-from data.corpus import load_corpus
-from data.tokenizer import CharTokenizer
+from benchmarks import attention, lists, pictures, versus
+from configs.schema import LAYOUTS
 from tests.conftest import ROOT
-from tests.runs import small_run_args, train
+from tests.runs import train
 
 LOSS = r"\d\.\d{4}"
-SHORTEST = {  # arguments, and what is printed
-    "attention": (
-        ["--sizes=toy", "--repeats=1"],
-        [rf"^\| {layout} \| sdpa \|( \d+\.\d\d \|){{3}}" for layout in LAYOUTS],
-    ),
-    "baselines": (
-        ["RUN", "--text=TEXT"],
-        [rf"^\| modified Kneser-Ney, order 8 \| {LOSS} \|$", rf"^\| .*run \| {LOSS} \|$"],
-    ),
-    "curves": ([], [r"^Good: best .* at step 2, last ", r"^Too little text: best "]),
-    "decode": (
-        ["--shapes=small", "--repeats=1"],
-        [r"logits of Hugging Face and GPT.forward: differences up to (0.0e.00|\S+e-0[67])$",
-         r"inside the window: Hugging Face, threads: 1 +[\d,]+ characters/s  ours is [\d.]+ times"],
-    ),
-    "lists": (
-        ["NAMES", "--seeds", "1", "2"],
-        [rf"^\| names, makemore's split \| {LOSS} \| {LOSS} to {LOSS} \| \d\.\d \| about 1.92",
-         r"^\| sums of 2 digits, plain \| \d\.\d\d% "],
-    ),
-    "minutes": (
-        ["RESULTS", "--configs"], [rf"^\| shakespeare.yaml \| 5 \| \d+\.\d\d \| {LOSS} \|$"],
-    ),
-    "sizes": (
-        ["SIZES", "--minutes=1", "--sizes=2x64"],
-        [rf"^\| 2x64 \| [\d,]+ \| 1 \| 2 \| \d\.\de\+\d\d \| {LOSS} \|$"],
-    ),
-    "throughput": (["--steps=1", "--shapes=small"], [r"^small  ours +[\d,]+ characters/s"]),
-    "time_to_loss": (["--nanogpt=NANOGPT", "--repeats=1"], [r"^mean losses: nanoGPT 1.88.*\d$"]),
-    "tour": ([], [rf"^--sources.*: best {LOSS} \(train {LOSS}\) at step 2, last"]),
+SHORTEST = {  # command, and what is printed; FOLDER has names.txt, and a checkout of nanoGPT
+    "attention --sizes=toy --repeats=1": [
+        rf"^\| {layout} \| sdpa \|( \d+\.\d\d \|){{3}}$" for layout in LAYOUTS
+    ],
+    "lists FOLDER/names.txt --seeds 1 2": [
+        rf"^\| names, makemore's split \| {LOSS} \| {LOSS} to {LOSS} \| \d\.\d \| about 1.92",
+        r"^\| sums of 2 digits, plain \| \d\.\d\d% ",
+    ],
+    "pictures": [
+        rf"^plays: best {LOSS} \(train {LOSS}\) at step 2, last", r"^Too little text: best "
+    ],
+    "versus --nanogpt=FOLDER --repeats=2 --dtype=float32": [
+        r"^\| nanoGPT \| \d\.\d \| 1.00 \| 1,000 \| 1.00 \| 1.8800 \|$",
+        rf"^\| configs/fast.yaml \| \d+\.\d \| \d+\.\d\d \| [\d,]+ \| \d+\.\d\d \| {LOSS} \|$",
+    ],
+    "versus --nanogpt=FOLDER --repeats=1 --decode --block_size=8 --n_layer=1": [
+        r"^\| nanogpt_gpu \| Hornbook \| [\d,]+ \| past \| [\d,]+ \| 1.00 \|$",
+        r"^\| nanogpt_cpu \| Hugging Face \| [\d,]+ \| inside \| [\d,]+ \| \d+\.\d\d \|$",
+    ],
 }  # fmt: skip
+NANOGPT_MODEL = """
+import torch
+from types import SimpleNamespace as GPTConfig
+
+class GPT(torch.nn.Linear):
+    def __init__(self, config):
+        super().__init__(config.n_embd, config.vocab_size)
+    def generate(self, ids, characters, temperature):
+        assert ids.shape in ((1, 1), (1, 9)) and characters > 0
+"""
 
 
-@pytest.fixture
-def paths(uninterrupted, tmp_path, monkeypatch):
-    """What the words of SHORTEST stand for.
+def nanogpt_in(folder):
+    """Write a folder that looks like a checkout of nanoGPT with its data."""
+    (folder / versus.DATA).mkdir(parents=True)
+    for name in ("train.bin", "val.bin"):
+        (folder / versus.DATA / name).touch()
+    # a step with 12 * 64 characters
+    (folder / "train.py").write_text("print('iter 7: loss 4.1, time 768.00ms, mfu -1.00%')\n")
+    (folder / versus.DATA / "input.txt").write_text("The text of this test.\n" * 100)
+    (folder / "model.py").write_text(NANOGPT_MODEL)
 
-    Every training takes two steps, in this process; pictures and models go to another folder.
-    """
+
+@pytest.mark.parametrize("command", SHORTEST)
+def test_benchmark_in_its_shortest_form(command, tmp_path, monkeypatch, capsys):
+    """Every training takes two steps, in this process."""
 
     def train_two_steps(folder, config, *options):
         lengths = ["--max_iters=2", "--warmup_ratio=0", "--cooldown_ratio=0.5", "--log_interval=1"]
         small = ["--n_layer=1", "--n_embd=16", "--batch_size=2", "--eval_interval=1"]
         small.append("--kernel=auto")  # as in the recipes
-        options = [option for option in options if not option.startswith("--minutes")]
         code, output = train(config, *options, *lengths, *small, f"--out_dir={folder}")
         assert code == 0, output
 
-    for module in (runs, curves, lists, sizes, time_to_loss, tour):
+    for module in (lists, pictures, versus):
         monkeypatch.setattr(module, "train", train_two_steps)
-    result = time_to_loss.TrainingResult(100.0, 90.0, 1.88)
-    monkeypatch.setattr(time_to_loss, "run_nanogpt_training", lambda folder: result)
-    monkeypatch.setattr(curves, "PICTURE", tmp_path / "curves.svg")
-    monkeypatch.setattr(tour, "PICTURES", tmp_path / "pictures")
-    monkeypatch.setattr(sizes, "CONFIG", "configs/smoke.yaml")
-    monkeypatch.setattr(sizes, "HIGHEST_LOSS", 9.0)
-    monkeypatch.setattr(lists, "SUMS", {(100, False): "-"})
+    monkeypatch.setattr(versus, "nanogpt_loss", lambda *_: 1.88)
     monkeypatch.setattr(attention, "MIN_SECONDS", 1e-9)  # a single call
-
-    data = tmp_path / "nanogpt" / "data" / "shakespeare_char"
-    data.mkdir(parents=True)
-    for name in ("input.txt", "train.bin", "val.bin"):
-        (data / name).write_text(f"The {name} of this test.\n" * 100)
-    (tmp_path / "nanogpt" / "train.py").touch()
+    monkeypatch.setattr(lists, "SUMS", {(100, False): "-"})
+    monkeypatch.setattr(pictures, "DOCS", tmp_path)
+    nanogpt_in(tmp_path)
     names = [f"{first}{second}" for first in "abcdefgh" * 20 for second in "aeiouxyz"]
     (tmp_path / "names.txt").write_text("\n".join(names))
-    (tmp_path / "results").write_text((ROOT / "docs" / "minutes_amx.jsonl").read_text())
-    return {
-        "RUN": f"{uninterrupted}",
-        "TEXT": f"{uninterrupted.parent}/text.txt",
-        "NAMES": f"{tmp_path}/names.txt",
-        "RESULTS": f"{tmp_path}/results",
-        "SIZES": f"{tmp_path}/sizes",
-        "NANOGPT": f"{tmp_path}/nanogpt",
-    }
 
-
-@pytest.mark.parametrize("name", SHORTEST)
-def test_every_benchmark_runs_in_its_shortest_form(name, paths, monkeypatch, capsys):
-    benchmark = importlib.import_module(f"benchmarks.{name}")
     monkeypatch.chdir(ROOT)
-    capsys.readouterr()
-    words, expected = SHORTEST[name]
-    words = [re.sub("[A-Z]{3,}", lambda found: paths[found[0]], word) for word in words]
-    benchmark.main(words)
+    name, *words = command.replace("FOLDER", str(tmp_path)).split()
+    importlib.import_module(f"benchmarks.{name}").main(words)
     printed = capsys.readouterr().out
-    for part in expected:
+    for part in SHORTEST[command]:
         assert re.search(part, printed, re.MULTILINE), f"{part}\n{printed}"
 
 
-def test_a_file_that_a_benchmark_lacks_is_named_in_one_line(tmp_path):
-    for missing, what_to_do in (("train.py", "git clone"), ("train.bin", r"python \S+prepare.py")):
-        message = rf"^error: {re.escape(str(tmp_path))}\S+{missing} is missing; {what_to_do}"
-        with pytest.raises(SystemExit, match=message):
-            time_to_loss.main([f"--nanogpt={tmp_path}"])
-        (tmp_path / missing).touch()
-
-
-def test_the_baselines_of_a_recipe_are_those_of_a_run_on_the_same_text_and_vocabulary(tmp_path):
-    words = [*small_run_args(tmp_path), "--fallback=data/plays", "--max_iters=1"]
-    assert train(*words, "--warmup_ratio=0", f"--out_dir={tmp_path / 'run'}")[0] == 0
-    corpus = load_corpus(DataConfig(sources=(f"{tmp_path}/text.txt",)))
-    assert baselines.load_gpt(f"{tmp_path}/run", corpus).vocab_size == len(corpus.tokenizer)
-    other = replace(corpus, tokenizer=CharTokenizer(corpus.tokenizer.vocabulary[::-1]))
-    with pytest.raises(SystemExit, match="was not trained on the first nine tenths"):
-        baselines.load_gpt(f"{tmp_path}/run", other)
+def test_missing_file_of_nanogpt_is_named(tmp_path):
+    (tmp_path / "train.py").touch()
+    message = rf"^error: {tmp_path}/\S+/train.bin is missing; git clone .* python \S+prepare.py$"
+    with pytest.raises(SystemExit, match=message):
+        versus.main([f"--nanogpt={tmp_path}"])

@@ -2,7 +2,7 @@
 requested and nothing reaches the console.
 """
 
-import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,25 +10,23 @@ import pytest
 import torch
 from playwright.sync_api import expect, sync_playwright
 
+from configs.command import parse_train
+from configs.fields import format_escapes
 from configs.schema import Config, DataConfig
 from model.generate import window_start
 from model.inspect import ablated, attention_maps, logit_lens
-from storage.checkpoint import TextInfo
-from tests.commands import sample_main
-from tests.conftest import CHROMIUM
-from tests.runs import run_sample
-from tests.variants import RECIPES, choices_of, random_model, save_model
+from tests.conftest import ROOT
+from tests.runs import run_sample, sample_main
+from tests.variants import CHOICES, random_model, save_model
 
 expect.set_options(timeout=60_000)
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+CHROMIUM = next(filter(None, map(shutil.which, BROWSERS)), None)
 PAGE, CKPT = "page.html", "model.safetensors"  # in the folder of a test
+RECIPES = ("nanogpt_cpu", "shakespeare", "mytext_small")  # others have the choices of one of these
 LETTERS = "\n abcdefghi"
 PERSIAN = "سلام ۱۲ دنیا\nزبان‌های ایرانی\n"
-TEXTS = (
-    PERSIAN,
-    "學而時習之\u3000不亦說乎\n有朋自遠方來",
-    "A: \U0001f469\u200d\U0001f4bb!\nB: \u2764\ufe0f e\u0301\u00a0so\n",
-    "one line\r\nand two\r\n",
-)
+TEXTS = (PERSIAN, "學而時習之\u3000不亦說乎\n有朋自遠方來", "one line\r\nand two\r\n")
 
 
 @pytest.fixture(scope="module")
@@ -52,13 +50,12 @@ def open_page(browser, tmp_path):
     """
     opened = []
 
-    def open_page(alive=False, broken=False, saved=False, script="", **options):
+    def open_page(alive=False, broken=False, saved=False, path=tmp_path / PAGE, **options):
         context = browser.new_context(**{"viewport": {"width": 1200, "height": 900}} | options)
-        page, seen, url = context.new_page(), set(), (tmp_path / PAGE).as_uri()
+        page, seen, url = context.new_page(), set(), path.as_uri()
         page.on("console", lambda message: seen.add(message.text))
         page.on("pageerror", lambda error: seen.add(str(error)))
         page.on("request", lambda request: seen.add(request.url.partition("blob:")[0]))
-        page.add_init_script(script)
         page.goto(url)
         if not alive:
             page.click("#restart")
@@ -74,18 +71,22 @@ def open_page(browser, tmp_path):
 
 
 def make_page(
-    folder, text=LETTERS, prompt="abc", *, recipe="shakespeare", length=20, data=None, **sizes
-):
+    folder, text=LETTERS, prompt="abc", *, recipe="shakespeare", length=20, data=None,
+    temperature="auto",
+):  # fmt: skip
     """Write page and checkpoint of a random model that knows the characters of a text; return it.
 
     The prompt is the example question of its checkpoint.
     """
     vocabulary = "".join(sorted(set(text)))
-    model = random_model(vocab_size=len(vocabulary), **choices_of(recipe), **sizes)
+    settings = parse_train([f"configs/{recipe}.yaml"]).settings().model
+    choices = {name: getattr(settings, name) for name in CHOICES}
+    model = random_model(vocab_size=len(vocabulary), **choices)
     config = Config(model=model.config, data=DataConfig(**data or {}))
-    text_info = TextInfo(question=prompt)
+    text_info = {"question": prompt}
     ckpt = save_model(folder / CKPT, model, vocabulary, config, text=text_info)
-    sample_main([f"--ckpt={ckpt}", f"--html={folder / PAGE}", f"--max-new-tokens={length}"])
+    words = [f"--max-new-tokens={length}", f"--temperature={temperature}"]
+    sample_main([f"--ckpt={ckpt}", f"--html={folder / PAGE}", *words])
     return model
 
 
@@ -98,8 +99,9 @@ def page(open_page, tmp_path):
 
 @pytest.fixture
 def printed(tmp_path):
-    """A function that calls sample.py with the model of the page; it returns what that prints."""
-    return lambda *words: run_sample(tmp_path / CKPT, "--device=cpu", *words)[0].removesuffix("\n")
+    """A function that calls sample.py with the model of the page; it returns the likeliest text."""
+    options = [tmp_path / CKPT, "--device=cpu", "--temperature=0"]
+    return lambda *words: run_sample(*options, *words)[0].removesuffix("\n")
 
 
 def wait_for(page, box, words):
@@ -110,12 +112,6 @@ def write(page):
     """Write the whole text."""
     page.click("#write")
     wait_for(page, "#write", "Continue")
-
-
-def score(page, text, words):
-    page.fill("#score-text", text)
-    page.click("#score")
-    wait_for(page, "#score-result", words)
 
 
 def wait_for_attention(page):
@@ -160,32 +156,27 @@ def percent(p):
     return f"{100 * p:.{3 if p < 0.001 else 1}f}\xa0%"
 
 
-# ------------------------------------------------------------------------------ writing and scoring
+# ------------------------------------------------------------------------------------------ writing
 
 
-def test_the_page_writes_and_scores_any_text_as_sample_py_does_past_the_window(
-    open_page, printed, tmp_path
-):
-    make_page(tmp_path, "".join(TEXTS).replace("\r", ""), "", length=40)
-    page, file = open_page(), tmp_path / "text.txt"
+def test_page_writes_as_sample_does(open_page, printed, tmp_path):
+    make_page(tmp_path, "".join(TEXTS).replace("\r", ""), "", length=40, temperature=0)
+    page = open_page()
     for text in TEXTS:
-        file.write_bytes(f"{text}\n".encode())  # of a prompt, one newline at the end is dropped
         page.fill("#prompt", text)
         write(page)
-        expected = printed(f"--prompt=FILE:{file}", "--max-new-tokens=40")
+        expected = printed(f"--prompt={format_escapes(text)}", "--max-new-tokens=40")
         assert text_of(page) == expected
         n, start = len(expected), window_start(len(expected), 8)
         assert marked(page, "given") == [*range(n - 40)]
         assert marked(page, "before-window") == [*range(start)]
-        nats = re.match(r"\S+ nats", printed(f"--score={file}"))[0]
-        score(page, f"{text}\n", f"{nats} per character, over {n - 40} predictions")
     page.fill("#prompt", "")
     write(page)
     assert text_of(page) == printed("--prompt=\n", "--max-new-tokens=40")
     assert page.locator("#text span").first.is_hidden()
 
 
-def test_a_text_writes_itself_until_the_reader_takes_over(open_page, tmp_path):
+def test_page_writes_by_itself(open_page, tmp_path):
     make_page(tmp_path, length=150)
     page = open_page(alive=True)
     wait_for_attention(page)  # of the first surprise
@@ -196,8 +187,9 @@ def test_a_text_writes_itself_until_the_reader_takes_over(open_page, tmp_path):
     assert len(text_of(page)) < 153
 
 
-def test_the_buttons_add_a_character_copy_the_text_and_start_over(open_page, printed, tmp_path):
-    make_page(tmp_path)
+def test_page_buttons(open_page, printed, tmp_path):
+    """They add a character, copy the text, choose another character, and start over."""
+    make_page(tmp_path, temperature=0)
     page = open_page(permissions=["clipboard-read", "clipboard-write"])
     write(page)
     page.click("#step")
@@ -207,41 +199,19 @@ def test_the_buttons_add_a_character_copy_the_text_and_start_over(open_page, pri
     page.click("#copy")
     wait_for(page, "#status", "Copied")
     assert page.evaluate("navigator.clipboard.readText()") == text
-    page.click("#restart")
-    assert text_of(page) == ""
-    page.click("#step")
-    expect(page.locator("#text span")).to_have_count(4)
-    assert text_of(page) == text[:4]
-
-
-def test_another_character_continues_the_text_with_the_same_random_numbers(page, printed):
-    write(page)
-    text = text_of(page)
     select(page, 10)
     button = page.locator("#why button:not([disabled])").first
     name = button.locator("span").first.inner_text()
     character = {"newline": "\n", "space": " "}.get(name, name)
     button.click()
     wait_for(page, "#write", "Continue")
-    changed = printed(f"--prompt={text[:10]}{character}", "--max-new-tokens=12")
+    changed = printed(f"--prompt={text[:10]}{character}", "--max-new-tokens=13")
     assert character != text[10] and text_of(page) == changed
+    page.click("#restart")
+    assert text_of(page) == ""
 
 
-def test_a_character_may_be_replaced_while_the_text_is_read_again(page):
-    write(page)
-    select(page, 1)
-    # in one task, so that nothing is read in between
-    page.evaluate(
-        """() => {
-          document.querySelector("#switches button").click();
-          document.querySelector("#why button:not([disabled])").click();
-        }"""
-    )
-    wait_for(page, "#write", "Continue")
-    expect(page.locator("#effect")).to_be_empty()
-
-
-def test_each_line_has_its_own_direction_and_arrows_move_as_one_sees_it(open_page, tmp_path):
+def test_page_keyboard(open_page, tmp_path):
     lines = f"abc (d)\n{PERSIAN}x"
     make_page(tmp_path, lines, lines, length=1)
     page = open_page()
@@ -249,24 +219,24 @@ def test_each_line_has_its_own_direction_and_arrows_move_as_one_sees_it(open_pag
     persian = lines.index(PERSIAN)
     assert press(page, "Home", "ArrowRight", "ArrowRight") == 2
     assert press(page, "ArrowLeft") == 1
-    assert press(page, "ArrowDown") in range(persian, persian + 13)
     assert press(page, "Escape") is None
     assert press(page, "Home", *["ArrowRight"] * 8) == persian
-    assert press(page, *["ArrowLeft"] * 5) == persian + 6  # a number runs to the right
+    assert press(page, "ArrowLeft") == persian + 1
+    assert press(page, "ArrowRight") == persian
     direction = "(lines) => lines.map((line) => getComputedStyle(line).direction)"
     assert page.locator("#text div").evaluate_all(direction)[:4] == ["ltr", "rtl", "rtl", "ltr"]
 
 
-def test_the_page_of_a_list_writes_one_item_after_another(open_page, printed, tmp_path):
+def test_page_of_a_list(open_page, tmp_path):
     make_page(tmp_path, "\n=a", "", length=300, data={"separator": "=="})
     page = open_page()
     write(page)
     assert page.locator("#text span").first.is_hidden()  # the end of the item before
     items = text_of(page)[1:].split("==")
-    assert len(items) > 3 and items[0] + "==" == printed()
+    assert len(items) > 3
 
 
-def test_a_page_of_questions_opens_with_one_and_answers_others(open_page, printed, tmp_path):
+def test_page_of_questions(open_page, printed, tmp_path):
     make_page(tmp_path, "\n=012", "10=", data={"separator": "\\n", "answer_after": "="})
     page = open_page(alive=True, reduced_motion="reduce")  # a page that writes its text at once
     for question in ("10=", "00=", "22="):
@@ -280,16 +250,14 @@ def test_a_page_of_questions_opens_with_one_and_answers_others(open_page, printe
     page.fill("#prompt", "00=1\n22")
     page.click("#write")
     wait_for(page, "#prompt-error", "A question ends with “=”.")
-    score(page, "00=1\n22", "“\u206822\u2069” has no “=”.")
 
 
 # --------------------------------------------------------------------------------- looking inside
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_probabilities_logit_lens_and_switched_off_heads_on_the_page_equal_those_in_python(
-    open_page, tmp_path, recipe
-):
+def test_page_equals_python(open_page, tmp_path, recipe):
+    """In losses, probabilities, the logit lens, with a head off, and in attention."""
     model = make_page(tmp_path, recipe=recipe)
     page = open_page()
     write(page)
@@ -320,18 +288,13 @@ def test_probabilities_logit_lens_and_switched_off_heads_on_the_page_equal_those
     with ablated(model, [(0, 1)]):
         off = assert_equal(10)
         wait_for(page, "#effect", f"Mean loss: {mean} → {off} nats")
-        score(page, text_of(page), "1 head off")
+        wait_for(page, "#status", "heads off: 1")
         page.click("#step")  # the next character
         expect(page.locator("#text span")).to_have_count(24)
         assert_equal(23)
     switch_head(page)  # all on again
     assert_equal(10)
 
-
-def test_the_window_is_shaded_by_the_attention_of_the_chosen_head(open_page, tmp_path):
-    model = make_page(tmp_path)
-    page = open_page()
-    write(page)
     select(page, 19)
     window = text_of(page)[12:19]  # the model sees these
     assert page.text_content("#window") == window
@@ -358,21 +321,13 @@ def replace_in_page(folder, old, new):
         ('"blocks.0.mlp.up"', '"other"', "page/model.js cannot run this model: "),
     ],
 )
-def test_a_page_whose_numbers_differ_from_pythons_says_so(open_page, tmp_path, right, wrong, words):
+def test_page_that_differs_says_so(open_page, tmp_path, right, wrong, words):
     make_page(tmp_path)
     replace_in_page(tmp_path, right, wrong)
     wait_for(open_page(alive=True, broken=True), "#failure", words)
 
 
-def test_an_old_browser_is_told_what_the_page_needs(open_page, tmp_path):
-    make_page(tmp_path)
-    page = open_page(alive=True, broken=True, script="delete Array.prototype.at")
-    last = page.inner_text("body").split("\n")[-1]
-    assert "needs no network, but JavaScript and a browser of 2022" in last
-    assert page.is_hidden("main")
-
-
-def test_code_that_is_not_the_pages_own_does_not_run(open_page, tmp_path):
+def test_page_runs_no_foreign_code(open_page, tmp_path):
     make_page(tmp_path)
     replace_in_page(tmp_path, "</body>", "<script>document.title = 'run'</script></body>")
     page = open_page(broken=True)
@@ -380,17 +335,15 @@ def test_code_that_is_not_the_pages_own_does_not_run(open_page, tmp_path):
     assert page.title().endswith(": a GPT in a page")
 
 
-def test_a_page_that_a_browser_saved_again_works(page, open_page, tmp_path):
+def test_page_saved_again(page, open_page, tmp_path):
     write(page)
     select(page, 10)
     page.select_option("#layer", index=0)
     switch_head(page)
-    score(page, "abc", "predictions")
     source = page.evaluate("document.documentElement.outerHTML")
     source = source.replace(' role="alert" hidden=""', ' role="alert"')  # one that was shown
     (tmp_path / PAGE).write_text(f"<!doctype html>{source}", encoding="utf-8")
     again = open_page(saved=True)
-    assert again.is_hidden("#scored") and again.inner_text("#score-result") == ""
     expect(again.locator("[role='alert']:visible")).to_have_count(0)
     write(again)
     switch_head(page)  # on again
@@ -400,27 +353,14 @@ def test_a_page_that_a_browser_saved_again_works(page, open_page, tmp_path):
     assert colors(again) == pytest.approx(colors(page), abs=1e-3)
 
 
-def test_a_translated_text_still_shows_why(page):
+def test_page_invalid_input(page):
+    """Unknown characters are left out and named; with a wrong setting, nothing is written."""
+    page.fill("#prompt", "ab\xe9c\u202ed\xe9")
     write(page)
-    page.locator("#text span").evaluate_all("""(spans) => spans.forEach((span) => {
-        const font = document.createElement("font");
-        font.append(...span.childNodes);
-        span.append(font);
-        const outer = document.createElement("font");
-        span.replaceWith(outer);
-        outer.append(span);
-    })""")
-    page.locator("#text font font").nth(10).click()
-    wait_for(page, "#why p", "probability")
-    assert marked(page, "selected") == [10]
-    page.click("#step")
-    expect(page.locator("#text span")).to_have_count(24)
-
-
-def test_an_invalid_setting_is_shown_and_nothing_is_written(page):
-    write(page)
-    select(page, 10)
+    wait_for(page, "#prompt-error", "Left out, never read: U+00E9 U+202E")
     text = text_of(page)
+    assert text.startswith("abcd") and len(text) == 24
+    select(page, 10)
     page.fill("#temperature", "")
     for button in ("#write", "#why button:not([disabled]) >> nth=0"):
         page.click(button)
@@ -429,37 +369,9 @@ def test_an_invalid_setting_is_shown_and_nothing_is_written(page):
     switch_head(page)  # reading needs no settings
 
 
-@pytest.mark.parametrize("code", [{"isComposing": True}, {"keyCode": 229}], ids=str)
-def test_enter_that_confirms_a_candidate_of_an_input_method_writes_nothing(
-    open_page, tmp_path, code
-):
-    make_page(tmp_path, data={"separator": "\\n"})  # of a list, Enter writes
-    page = open_page()
-    for event, label in ((code, "Write"), ({}, "Continue")):
-        event = {"key": "Enter", "bubbles": True, "cancelable": True} | event
-        page.locator("#prompt").dispatch_event("keydown", event)
-        wait_for(page, "#write", label)
-        assert bool(text_of(page)) == (label == "Continue")
-
-
-def test_a_text_in_the_other_unicode_form_is_read_in_that_of_the_vocabulary(open_page, tmp_path):
-    make_page(tmp_path, "\ncaf\xe9", "")
-    page = open_page()
-    page.fill("#prompt", "cafe\u0301 ")
-    page.click("#write")
-    wait_for(page, "#prompt-error", "The model has never read space.")  # and no accent
-    page.click("#prompt-error button")
-    assert page.input_value("#prompt") == "caf\xe9"
-    page.fill("#prompt", "cafe\u0301")
+def test_page_of_the_plays(open_page):
+    """The page in docs/ computes what Python did: it says nothing else."""
+    page = open_page(path=ROOT / "docs" / "plays.html")
+    page.fill("#max_new_tokens", "50")
     write(page)
-    assert text_of(page).startswith("caf\xe9") and len(text_of(page)) == 24
-    score(page, "cafe\u0301", "over 3 predictions")
-
-
-def test_unknown_characters_are_named_and_removed_on_request(page):
-    page.fill("#prompt", "ab\xe9c\u202ed\xe9")
-    page.click("#write")
-    wait_for(page, "#prompt-error", "The model has never read ‘\u2068\xe9\u2069’ (U+00E9), U+202E.")
-    assert text_of(page) == ""
-    page.click("#prompt-error button")
-    assert page.input_value("#prompt") == "abcd" and page.is_hidden("#prompt-error")
+    assert len(text_of(page)) > 50

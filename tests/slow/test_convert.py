@@ -8,19 +8,17 @@ import torch
 from torch.nn import functional as F
 
 import convert
-from common.errors import CheckpointError, DataError, UserError
+from common.console import CheckpointError, DataError, UserError
 from storage import load_model
-from tests.commands import exit_code, sample_main
-from tests.conftest import printed
-from tests.runs import contents, train
+from storage.checkpoint import BEST, LAST, load_checkpoint
+from tests.runs import run_sample, train
 
 TEXT = "".join(random.Random(0).choices("\n !,.aAbBcdefghio\xe9\u2028\U0001f600", k=600))
-CHARACTERS = sorted(set(TEXT))
 
 
 def model_args(n_layer=2, n_head=2, n_embd=16, block_size=12, bias=False, **others):
     sizes = {"n_layer": n_layer, "n_head": n_head, "n_embd": n_embd, "block_size": block_size}
-    return {**sizes, "bias": bias, "vocab_size": len(CHARACTERS), "dropout": 0.1, **others}
+    return {**sizes, "bias": bias, "vocab_size": len(set(TEXT)), "dropout": 0.1, **others}
 
 
 def random_weights(args):
@@ -65,11 +63,10 @@ def nanogpt_logits(weights, args, ids):
     return norm(x, "transformer.ln_f") @ weights["lm_head.weight"].T
 
 
-def save(path, args, weights=None, prefix="", **others):
+def save(path, args, weights=None, **others):
     """Write a ckpt.pt as nanoGPT's train.py does, with the state of its optimizer."""
-    weights = weights or random_weights(args)
     content = {
-        "model": {prefix + name: tensor for name, tensor in weights.items()},
+        "model": weights or random_weights(args),
         "optimizer": {"state": {0: {"exp_avg": torch.ones(3)}}},
         "model_args": args,
         "config": {"out_dir": "out", "learning_rate": 1e-3, "device": "cuda"},
@@ -93,86 +90,54 @@ def import_run(folder, *more):
     return folder / "run"
 
 
-def refusal(folder):
-    """Return the one line of an import that must be refused, and leave nothing behind."""
-    with pytest.raises(CheckpointError) as caught:
-        import_run(folder)
-    assert caught.value.exit_code == 4 and not (folder / "run").exists()
-    return printed(caught.value)
-
-
 @pytest.mark.parametrize(
     ("shape", "prefix"), [((2, 4, 16, 12, True), ""), ((3, 2, 12, 5, False), "_orig_mod.")]
 )
-def test_logits_are_those_of_nanogpt(shape, prefix, files):
+def test_import_has_the_logits(shape, prefix, files):
     args = model_args(*shape)
     weights = random_weights(args)
     masks = {"transformer.h.0.attn.bias": torch.ones(1, 1, 12, 12)}  # old versions save it
-    save(files / "ckpt.pt", args, weights | masks, prefix)
+    named = {prefix + name: tensor for name, tensor in (weights | masks).items()}
+    save(files / "ckpt.pt", args, named)
     model, tokenizer = load_model(import_run(files))
-    assert tokenizer.vocabulary == "".join(CHARACTERS) and model.config.dropout == 0.1
-    ids = torch.randint(len(CHARACTERS), (args["block_size"],))
+    assert tokenizer.vocabulary == "".join(sorted(set(TEXT))) and model.config.dropout == 0.1
+    ids = torch.randint(len(tokenizer), (args["block_size"],))
     expected = nanogpt_logits(weights, args, ids)
     with torch.no_grad():
         difference = (model(ids[None])[0] - expected).abs().max()
     assert difference < 1e-5 * max(1, expected.abs().max())
 
 
-def test_an_imported_model_is_fine_tuned_but_not_resumed(files):
+def test_import_is_fine_tuned_not_resumed(files):
     run = import_run(files)
     options = [run / "config.yaml", f"--sources={files / 'text.txt'}", "--max_iters=1"]
     options += ["--warmup_ratio=0", "--eval_interval=1", "--dtype=float32"]
     more = ["--val_fraction=0.2", f"--out_dir={files / 'more'}"]
     code, output = train(*options, f"--init_from={run}", *more)
     assert code == 0, output
-    settings = contents(files / "more" / "last.safetensors")["settings"]["train"]
-    assert (settings["optimizer"], settings["learning_rate"]) == ("adamw", 1e-3)  # nanoGPT's
+    settings = load_checkpoint(files / "more" / LAST).settings.train
+    assert (settings.optimizer, settings.learning_rate) == ("adamw", 1e-3)  # nanoGPT's
     code, output = train(run)
-    assert code == 4 and f"start a new run from its best weights: --init_from={run}" in output
+    assert code == 2 and f"{run}/last.safetensors: " in output
 
 
-def test_a_folder_with_a_run_is_left_alone(files):
-    best = import_run(files) / "best.safetensors"
+def test_import_into_a_run_is_refused(files):
+    best = import_run(files) / BEST
     before = best.read_bytes()
     save(files / "ckpt.pt", model_args(n_layer=1))
-    with pytest.raises(UserError, match="holds a run; choose another") as caught:
+    with pytest.raises(UserError, match="holds a run; choose another"):
         import_run(files)
-    assert caught.value.exit_code == 2 and best.read_bytes() == before
+    assert best.read_bytes() == before
 
 
-def test_a_text_is_decoded_as_nanogpt_does_so_that_a_mark_in_utf_8_is_a_character(files):
-    characters = f"\ufeff{TEXT}"
-    (files / "text.txt").write_bytes(characters.encode())
-    save(files / "ckpt.pt", model_args(vocab_size=len(set(characters))))
-    _, tokenizer = load_model(import_run(files))
-    assert tokenizer.vocabulary == "".join(sorted(set(characters)))
-
-
-def test_the_encoding_of_the_text_is_that_of_the_model(files):
-    (files / "text.txt").write_text(TEXT, "utf-16-le")
-    run = import_run(files, "--encoding=utf-16-le")
-    assert exit_code(sample_main, [f"--ckpt={run}", f"--score={files / 'text.txt'}"]) == 0
-
-
-# ---------------------------------------------------------------------------------- what is refused
-
-
-def test_a_text_that_the_model_was_not_trained_on_is_refused(files):
-    (files / "text.txt").write_text("another text")
-    assert "the model has 20 tokens, --vocabulary 9 distinct characters" in refusal(files)
-
-
-def test_a_vocabulary_that_cannot_be_read_is_refused(files):
-    (files / "text.txt").write_bytes(b"caf\xe9")
-    with pytest.raises(DataError) as caught:
-        import_run(files)
-    message = "text.txt: cannot be read: 'utf-8' codec can't decode byte 0xe9 in position 3"
-    assert caught.value.exit_code == 3 and message in printed(caught.value)
-
-
-def test_what_is_no_model_of_nanogpt_is_refused(files):
-    save(files / "ckpt.pt", model_args(), model_args=model_args(n_layer=3))
-    assert "missing: blocks.2.attn_norm" in refusal(files)
+@pytest.mark.parametrize(("mark", "encoding"), [("\ufeff", "utf-8"), ("", "utf-16-le")])
+def test_import_in_an_encoding(mark, encoding, files):
+    """It is that of the model; a byte order mark is a character, as for nanoGPT."""
+    (files / "text.txt").write_text(mark + TEXT, encoding)
+    save(files / "ckpt.pt", model_args(vocab_size=len(set(mark + TEXT))))
+    run = import_run(files, f"--encoding={encoding}")
+    assert load_model(run)[1].vocabulary == "".join(sorted(set(mark + TEXT)))
+    assert "predictions" in run_sample(run, f"--score={files / 'text.txt'}")[0]
 
 
 class Harmful:
@@ -182,11 +147,30 @@ class Harmful:
         return open, ("harmed", "w")
 
 
-@pytest.mark.parametrize("hostile", [Harmful(), random.Random], ids=["a call", "a class"])
-@pytest.mark.parametrize("zipped", [True, False])
-def test_nothing_in_a_pickle_runs_and_no_class_is_loaded(hostile, zipped, files, monkeypatch):
+REFUSED = {  # what changes the files, words of the error
+    "another text": (lambda files: (files / "text.txt").write_text("another text"),
+                     "the model has 20 tokens, --vocabulary 9 distinct characters"),
+    "not UTF-8": (lambda files: (files / "text.txt").write_bytes(b"caf\xe9"),
+                  "'utf-8' codec can't decode byte 0xe9 in position 3"),
+    "other sizes": (lambda files: save(files / "ckpt.pt", model_args(),
+                                       model_args=model_args(n_layer=3)),
+                    "not as its settings describe: blocks.2.attention"),
+    **{f"{name}, zipped {zipped}": (
+        lambda files, hostile=hostile, zipped=zipped: torch.save(
+            {"model": hostile}, files / "ckpt.pt", _use_new_zipfile_serialization=zipped),
+        "; nothing in it was run")
+       for name, hostile in {"a call": Harmful(), "a class": random.Random}.items()
+       for zipped in (True, False)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_import_is_refused(case, files, monkeypatch):
+    """It leaves nothing behind, nothing in a pickle runs, and no class is loaded."""
     monkeypatch.chdir(files)
-    content = {"model": hostile}
-    torch.save(content, files / "ckpt.pt", _use_new_zipfile_serialization=zipped)
-    assert "not a checkpoint of nanoGPT; nothing in it was run" in refusal(files)
-    assert not (files / "harmed").exists()
+    change, words = REFUSED[case]
+    change(files)
+    with pytest.raises((CheckpointError, DataError)) as caught:
+        import_run(files)
+    assert words in str(caught.value)
+    assert not (files / "run").exists() and not (files / "harmed").exists()

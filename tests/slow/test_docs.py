@@ -16,13 +16,13 @@ from traitlets.config import Config as ShellConfig
 
 from configs.schema import Config
 from data.batches import evaluation_windows
-from tests.commands import sample_main, train_main
 from tests.conftest import ROOT
+from tests.runs import sample_main, train_main
+from train import train_step
 from training.device import select_runtime
 from training.distributed import World
 from training.evaluate import exact_loss
 from training.state import Run
-from training.step import train_step
 
 NOTEBOOK = ROOT / "docs" / "hornbook.ipynb"
 COMMANDS = {"train.py": train_main, "sample.py": sample_main}
@@ -58,27 +58,28 @@ def run_tour(name):
     return session
 
 
-def test_the_code_of_the_tour_of_attention_runs():
+def test_tour_of_attention():
     run_tour("attention.md")
 
 
-def test_the_code_of_the_tour_of_gpt_runs_trains_as_train_step_and_has_the_exact_loss():
+def test_tour_of_gpt():
+    """It trains as train_step does, bit for bit, and has the exact loss."""
     tour = run_tour("gpt.md")
     torch.set_grad_enabled(True)
     settings = Config(model=tour["config"], train=tour["train_config"], seed=1)
     run = Run(settings, tour["corpus"], select_runtime("cpu", "float32"), World())
-    assert [train_step(run).loss for _ in tour["losses"]] == tour["losses"]  # bit for bit
+    assert [train_step(run).loss for _ in tour["losses"]] == tour["losses"]
     windows = evaluation_windows(tour["corpus"].val, tour["T"], batch_size=64)
     assert abs(exact_loss(tour["model"], windows, run.runtime) - tour["val_loss"]) < 1e-5
 
 
-def test_the_notebook_is_stored_without_outputs():
+def test_notebook_has_no_outputs():
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     nbformat.validate(notebook)
     assert not any(cell.get("outputs") or cell.get("execution_count") for cell in notebook.cells)
 
 
-def test_the_notebook_runs_from_beginning_to_end(tmp_path, monkeypatch):
+def test_notebook_runs(tmp_path, monkeypatch):
     """In this process, with a few steps on the bundled texts, into another folder."""
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))  # without the profile of the user
     monkeypatch.chdir(NOTEBOOK.parent)
@@ -123,10 +124,8 @@ def test_the_notebook_runs_from_beginning_to_end(tmp_path, monkeypatch):
         ("A conversation", "talk", 16_000, r"Ann: "),
     ],
 )
-def test_the_code_and_the_commands_of_a_section_make_a_text_train_on_it_and_sample(
-    section, text, size, shown, tmp_path, capsys, monkeypatch
-):
-    """With few steps and short samples."""
+def test_own_text(section, text, size, shown, tmp_path, capsys, monkeypatch):
+    """The code of a section makes a text, its commands train on it, with few steps, and sample."""
     document = (ROOT / "docs" / "own_text.md").read_text(encoding="utf-8")
     after = document.split(f"\n## {section}\n")[1]
     make, commands = re.search(

@@ -60,7 +60,7 @@ def rotate(x, position):
 """,
     "cache": """
 def forget(model, cache):
-    newer = hornbook.Cache()
+    newer = hornbook.Cache(1)
     model(cache.ids[:, cache.ids.size(1) // 2 :], newer)
     return newer
 """,
@@ -94,9 +94,8 @@ def solved(name):
 
 
 @pytest.mark.parametrize("name", SOLUTIONS)
-def test_an_exercise_fails_with_one_sentence_until_solved_and_then_says_what_was_learned(
-    name, capsys
-):
+def test_exercise_fails_until_solved(name, capsys):
+    """With one sentence; then it says what was learned."""
     with pytest.raises(SystemExit) as leaving:
         runpy.run_module(f"docs.exercises.{name}", run_name="__main__")
     assert re.fullmatch(r"Not yet: [^\n]+\.", leaving.value.code)

@@ -1,76 +1,44 @@
-"""A layout of one's own: the class of docs/attention.md, added as CONTRIBUTING.md says, passes the
-tests of the others.
-"""
+"""A layout of one's own: the class of docs/attention.md passes the tests of the others."""
 
 import re
-import shutil
 from dataclasses import fields
-from types import ModuleType
 
-import numpy as np
 import pytest
 import torch
 
-from configs import schema
+from configs.schema import ModelConfig
 from model import attention
-from tests import test_attention, test_checkpoint
+from tests import test_attention, test_layouts
 from tests.conftest import ROOT
-from tests.runs import scalars, small_run_args, train
+from tests.runs import losses, train
 
 NAME = "sheaf"
 
 
-def edited(path, *insertions):
-    """Return the module in a file, with a text after the only match of each regular expression."""
-    text = (ROOT / path).read_text(encoding="utf-8")
-    for pattern, new in insertions:
-        (found,) = re.finditer(pattern, text, re.DOTALL)
-        text = text[: found.end()] + new + text[found.end() :]
-    module = ModuleType(path)
-    exec(compile(text, path, "exec"), vars(module))
-    return module
-
-
-@pytest.fixture
-def float64():
-    """The dtype of test_attention."""
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
 @pytest.fixture
 def added(monkeypatch):
-    """Edit two files, and let the product use what they declare then."""
+    """Add it to the tables of model/attention.py and configs/schema.py."""
     tour = (ROOT / "docs/attention.md").read_text(encoding="utf-8")
-    (layout,) = re.findall(r"^(class \w+\(QKVProjection\):\n.*?)\n\n\n", tour, re.DOTALL | re.M)
-    of_layouts = edited(
-        "model/attention.py",
-        (r"\n\n\n(?=def add_bias\()", f"{layout}\n\n\n"),
-        (r"\nLAYOUTS: [^\n]+ = {\n", f'    "{NAME}": GPT2,\n'),
-    )
-    of_settings = edited("configs/schema.py", (r"\nLAYOUTS = \(", f'"{NAME}", '))
-    assert tuple(of_layouts.LAYOUTS) == of_settings.LAYOUTS
-    monkeypatch.setitem(attention.LAYOUTS, NAME, of_layouts.LAYOUTS[NAME])
-    for section in ("ModelConfig", "SampleConfig"):
-        old, new = (
-            next(field for field in fields(getattr(module, section)) if field.name == "layout")
-            for module in (schema, of_settings)
-        )
-        monkeypatch.setattr(old, "metadata", new.metadata)
+    (code,) = re.findall(r"\n(from torch import nn\n\nfrom model.*?)\n\nours = ", tour, re.DOTALL)
+    session = {"torch": torch}
+    exec(code, session)
+    monkeypatch.setitem(attention.LAYOUTS, NAME, session["GPT2"])
+    (field,) = (field for field in fields(ModelConfig) if field.name == "layout")
+    choices = (*field.metadata["choices"], NAME)
+    monkeypatch.setattr(field, "metadata", field.metadata | {"choices": choices})
 
 
-def test_a_layout_in_two_files_has_the_outputs_and_gradients_of_the_others(added, float64):
-    test_attention.test_every_layout_and_kernel_equals_the_reference_in_outputs_and_gradients(NAME)
+def test_new_layout_equals_reference(added):
+    torch.set_default_dtype(torch.float64)
+    try:
+        test_attention.test_attention_equals_reference(NAME)
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
-def test_a_layout_in_two_files_trains_and_has_the_checkpoints_of_the_others(
-    added, uninterrupted, tmp_path
-):
-    run = tmp_path / "run"
-    code, output = train(*small_run_args(tmp_path), f"--layout={NAME}", f"--out_dir={run}")
+def test_new_layout_resumes_and_trains(added, options, uninterrupted, tmp_path):
+    expected = losses(uninterrupted)
+    test_layouts.test_resume_in_another_layout(NAME, (options, expected), tmp_path)
+    code, output = train(*options, f"--layout={NAME}", f"--out_dir={tmp_path / 'new'}")
     assert code == 0, output
-    losses, others = (scalars(folder)["train/loss"] for folder in (run, uninterrupted))
-    assert np.allclose(losses, others, rtol=0, atol=1e-4)
-    copy = shutil.copytree(uninterrupted, tmp_path / "copy")
-    test_checkpoint.test_a_run_restored_in_any_layout_has_the_tensors_of_its_checkpoint(NAME, copy)
+    assert losses(tmp_path / "new") == pytest.approx(expected, abs=1e-4)

@@ -6,12 +6,12 @@ import re
 
 import pytest
 
-from common.errors import ConfigError
+from common.console import ConfigError
 from model.parameters import parameter_count
 from page import export
-from storage.checkpoint import TextInfo, build_model, load_checkpoint
-from tests.commands import sample_main
+from storage.checkpoint import BEST, build_model, load_checkpoint
 from tests.conftest import ROOT
+from tests.runs import sample_main
 from tests.variants import random_model, save_model
 
 
@@ -22,33 +22,34 @@ def parts_of(page):
 
 @pytest.fixture(scope="module")
 def exported(uninterrupted, tmp_path_factory):
-    """The page of a trained model, as sample.py writes it; its model, and its checkpoint."""
+    """The page of a trained model, as sample.py writes it."""
     path = tmp_path_factory.mktemp("pages") / "page.html"
     words = [f"--ckpt={uninterrupted}", f"--html={path}", "--prompt=The", "--device=cpu"]
     assert sample_main(words) == 0
-    saved = load_checkpoint(uninterrupted / "best.safetensors")
-    return path.read_text(encoding="utf-8"), build_model(saved).eval(), saved
+    return path.read_text(encoding="utf-8")
 
 
-def test_the_page_holds_the_facts_and_names_no_path(exported, uninterrupted):
-    page, model, saved = exported
-    data = json.loads(parts_of(page)["data"])
+def test_page_has_the_facts(exported, uninterrupted):
+    """And names no path."""
+    saved, data = load_checkpoint(uninterrupted / BEST), json.loads(parts_of(exported)["data"])
     assert data["vocabulary"] == saved.vocabulary and data["prompt"] == "The"
     about, progress = data["about"], saved.progress
-    assert about["parameters"] == parameter_count(model) and about["text"] == "text.txt"
+    assert about["parameters"] == parameter_count(build_model(saved))
+    assert about["text"] == "text.txt"
     assert about["steps"] == progress.step and about["loss"] == progress.best_loss
     for secret in (str(uninterrupted.parent), str(ROOT), os.path.expanduser("~")):
-        assert secret not in page
+        assert secret not in exported
 
 
-def test_the_page_fetches_nothing_and_allows_its_own_code_alone(exported):
-    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', exported[0])[1]
+def test_page_fetches_nothing(exported):
+    """And allows its own code alone."""
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', exported)[1]
     assert policy.startswith("default-src 'none'; ")
     assert "unsafe" not in policy and "http" not in policy
-    code = re.findall(r'<(script|style)(?: id="[\w-]+")?>(.*?)</\1>', exported[0], re.DOTALL)
+    code = re.findall(r'<(script|style)(?: id="[\w-]+")?>(.*?)</\1>', exported, re.DOTALL)
     hashes = [export.source_hash(source) for _, source in code]
     assert len(hashes) == 5 and sorted(hashes) == sorted(re.findall(r"'sha256-.*?'", policy))
-    body = re.sub(r"<(script|style)\b.*?</\1>", "", exported[0], flags=re.DOTALL)
+    body = re.sub(r"<(script|style)\b.*?</\1>", "", exported, flags=re.DOTALL)
     assert not re.search(r"\bstyle=|\bon\w+=|(src|href)=\"(?!data:|#)|https?:", body)
 
 
@@ -57,7 +58,7 @@ HOSTILE = "\x00\x07\t\n\r\x1b !\"'&<>/\\`${}ab\x7f\u200b\u202e\u2028\ufffd\u05d0
 
 def test_hostile_strings_stay_data(tmp_path):
     model, page = random_model(vocab_size=len(HOSTILE)), tmp_path / "page.html"
-    data = TextInfo(name="/home/somebody/</script><!--<script>\u2028\"'`{{weights}}\x1b[2J")
+    data = {"name": "/home/somebody/</script><!--<script>\u2028\"'`{{weights}}\x1b[2J"}
     path = save_model(tmp_path / "hostile.safetensors", model, HOSTILE, text=data)
     prompt = "".join(c for c in "</script><b>\u2028\u202e\"'{{}}" if c in HOSTILE)
     sample_main([f"--ckpt={path}", f"--html={page}", f"--prompt={prompt}"])
@@ -68,13 +69,19 @@ def test_hostile_strings_stay_data(tmp_path):
     assert parts["model-code"] == export.read("model.js") and "somebody" not in page.read_text()
 
 
-def test_a_page_of_ours_is_replaced_and_another_file_is_left_alone(uninterrupted, tmp_path):
+def test_page_replaces_a_page_alone(uninterrupted, tmp_path):
     path = tmp_path / "page.html"
     words = [f"--ckpt={uninterrupted}", f"--html={path}"]
-    assert sample_main(words) == 0
-    assert sample_main([*words, "--prompt=another"]) == 0
+    assert sample_main(words) == sample_main([*words, "--prompt=another"]) == 0
     assert '"prompt": "another"' in path.read_text()
     path.write_text("no page")
     with pytest.raises(ConfigError, match="exists, and is not a Hornbook page"):
         sample_main(words)
     assert path.read_text() == "no page"
+
+
+@pytest.mark.parametrize("choice", [{"mlp": "swiglu"}, {"bias": True}], ids=str)
+def test_page_refuses_other_architectures(choice, tmp_path):
+    path = save_model(tmp_path / "a.safetensors", random_model(**choice), "\nabcdefghij")
+    with pytest.raises(ConfigError, match="a page runs the architectures of the recipes, without"):
+        sample_main([f"--ckpt={path}", f"--html={tmp_path / 'page.html'}"])
