@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from common.console import CheckpointError, ConfigError, DataError, prepare_console, say
-from common.files import holds_run, home_path, script_command, write_atomic
+from common.files import expand_home, holds_run, script_command, write_atomic
 from configs.schema import Config, DataConfig, ModelConfig, TrainConfig
 from storage.checkpoint import BEST, Checkpoint, build_model, to_bytes
 from storage.folder import locked, write_settings
@@ -28,10 +28,10 @@ GPT2 = {  # the architecture of nanoGPT, in the settings of this project
     "positions": "learned",
     "n_previous": 0,
     "norm": "layernorm",
-    "mlp": "gelu",
+    "activation": "gelu",
     "qk_norm": False,
     "residual_init": "scaled",
-    "tied": True,
+    "tie_weights": True,
     "logit_softcap": 0.0,
     "logit_scale": 1.0,
 }
@@ -57,10 +57,10 @@ def main(argv: list[str] | None = None) -> int:
     """Import the checkpoint that the arguments name; return the exit code."""
     prepare_console()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
-    parser.add_argument("ckpt", type=home_path, help="ckpt.pt of nanoGPT")
-    parser.add_argument("--vocabulary", type=home_path, required=True, metavar="TEXT")
+    parser.add_argument("ckpt", type=expand_home, help="ckpt.pt of nanoGPT")
+    parser.add_argument("--vocabulary", type=expand_home, required=True, metavar="TEXT")
     parser.add_argument("--encoding", default="utf-8", help="of the text; default: utf-8")
-    parser.add_argument("--out_dir", type=home_path, required=True, help="folder of the new run")
+    parser.add_argument("--out_dir", type=expand_home, required=True, help="folder of the new run")
     options = parser.parse_args(argv)
 
     # read everything before anything is written

@@ -13,9 +13,9 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import count
 
-from common.console import ConfigError, DataError, print_text, say, warn
-from common.files import home_path
-from common.words import first_few, plural, quoted, quoted_character
+from common.console import ConfigError, DataError, print_stderr, print_text, say
+from common.files import expand_home
+from common.messages import counted, first_few, quoted, quoted_character
 from configs.command import parse_sample_options
 from configs.schema import DEFAULT_TEMPERATURE, SampleConfig
 
@@ -30,11 +30,11 @@ from data.text import read_text
 from data.tokenizer import CharTokenizer
 from model.generate import Generation, Sampler
 from page.export import write_page
-from storage.checkpoint import build_model, load_best
+from storage.checkpoint import build_model, load_for_sampling
 from training.device import select_runtime
-from training.evaluate import BITS_PER_NAT, batch_size_for, window_losses
+from training.evaluate import BITS_PER_NAT, evaluation_batch_size, window_losses
 
-BATCH_SIZE = 64  # samples to generate at once
+SAMPLES_PER_BATCH = 64  # samples to generate at once
 DRAWS_PER_ITEM = 100  # samples to generate, at most, for each item that --novel should find
 
 
@@ -59,7 +59,7 @@ class LoadedModel:
 
     def __init__(self, options: SampleConfig):
         self.runtime = select_runtime(options.device, options.dtype)
-        self.checkpoint = load_best(options.ckpt)
+        self.checkpoint = load_for_sampling(options.ckpt)
         chosen = {"layout": options.layout, "kernel": options.kernel}
         self.model = build_model(self.checkpoint, **{n: c for n, c in chosen.items() if c})
         # generation casts the weights; scoring uses autocast, as training does; a page has float32
@@ -73,18 +73,18 @@ class LoadedModel:
         self.end, self.answer_after = item_format.separator, item_format.answer_after
         self.stops = options.stop + ((self.end,) if self.item_format else ())
         if never := [s for s in options.stop if not set(s) <= set(self.tokenizer.vocabulary)]:
-            warn(f"stop: the model can never write {first_few(map(quoted, never))}")
+            print_stderr(f"stop: the model can never write {first_few(map(quoted, never))}")
 
         # temperature auto: greedy for questions, sampled otherwise
         if options.temperature == "auto":
             options = replace(options, temperature=0 if self.answer_after else DEFAULT_TEMPERATURE)
         self.options = options
 
-    def known(self, texts: Sequence[str]) -> list[str]:
+    def without_unknown(self, texts: Sequence[str]) -> list[str]:
         """Return texts without characters that the model has never read; a note names these."""
         unknown = sorted(set().union(*texts).difference(self.tokenizer.vocabulary))
         if unknown:
-            warn(f"left out, never read: {first_few(map(quoted_character, unknown))}")
+            print_stderr(f"left out, never read: {first_few(map(quoted_character, unknown))}")
         return [text.translate(dict.fromkeys(map(ord, unknown))) for text in texts]
 
     def read_source(self, source: str) -> tuple[str, list[str]]:
@@ -94,12 +94,12 @@ class LoadedModel:
         """
         text = read_text((source,), self.checkpoint.settings.data.encoding)
         for note in text.notes:
-            warn(note)
-        return text.name, self.known(text.files)
+            print_stderr(note)
+        return text.label, self.without_unknown(text.contents)
 
-    def known_prompt(self, text: str, where: str = "prompt") -> str:
+    def checked_prompt(self, text: str, where: str = "prompt") -> str:
         """Return a prompt or a typed line; raise ConfigError if no item could begin with it."""
-        (text,) = self.known([text])
+        (text,) = self.without_unknown([text])
         # a model of a list has only seen single items
         if self.item_format and self.end in text:
             raise ConfigError(f"{where}: {quoted(self.end)} ends an item; give the start of one")
@@ -114,7 +114,7 @@ class LoadedModel:
             )
         return text
 
-    def begin(self, prompt: str, numbers: Sequence[int]) -> Generation:
+    def start_samples(self, prompt: str, numbers: Sequence[int]) -> Generation:
         """Begin samples with a prompt.
 
         A sample depends on the seed and its number, counted from 1, not on the other samples.
@@ -131,7 +131,9 @@ class LoadedModel:
         generation.append(self.tokenizer.encode(start + prompt)[None].repeat(len(numbers), axis=0))
         return generation
 
-    def go_on(self, generation: Generation, texts: list[str], stream: bool = False) -> list[str]:
+    def continue_texts(
+        self, generation: Generation, texts: list[str], stream: bool = False
+    ) -> list[str]:
         """Return texts that go on until each ends in a stop string, or up to the length.
 
         `stream` prints the characters of a single text as they come.
@@ -151,9 +153,11 @@ class LoadedModel:
 
     def samples(self, prompt: str, numbers: range, stream: bool = False) -> Iterator[str]:
         """Yield samples of a prompt, which are generated in batches."""
-        for i in range(0, len(numbers), BATCH_SIZE):
-            batch = numbers[i : i + BATCH_SIZE]
-            yield from self.go_on(self.begin(prompt, batch), [prompt] * len(batch), stream)
+        for i in range(0, len(numbers), SAMPLES_PER_BATCH):
+            batch = numbers[i : i + SAMPLES_PER_BATCH]
+            yield from self.continue_texts(
+                self.start_samples(prompt, batch), [prompt] * len(batch), stream
+            )
 
 
 # ------------------------------------------------------------------------------------ print samples
@@ -164,7 +168,7 @@ def print_samples(loaded: LoadedModel) -> None:
 
     With --novel, also name the longest passage of each sample that is in the text of --novel.
     """
-    options, prompt = loaded.options, loaded.known_prompt(loaded.options.prompt)
+    options, prompt = loaded.options, loaded.checked_prompt(loaded.options.prompt)
     name, files = loaded.read_source(options.novel) if options.novel else ("", [])
     first = options.sample or 1
     numbers = range(first, first + (1 if options.sample else options.num_samples))
@@ -178,8 +182,8 @@ def print_samples(loaded: LoadedModel) -> None:
         print_text(end if alone else heading + text + end)
         if options.novel:
             passage = longest_passage(text.removeprefix(prompt), "".join(files))
-            length = plural(len(passage), "character")
-            warn(f"longest passage that is in {name}: {length}: {quoted(passage)}")
+            length = counted(len(passage), "character")
+            print_stderr(f"longest passage that is in {name}: {length}: {quoted(passage)}")
 
 
 def longest_passage(text: str, original: str) -> str:
@@ -194,7 +198,7 @@ def longest_passage(text: str, original: str) -> str:
 
 def print_novel_items(loaded: LoadedModel) -> None:
     """Print the first samples that are whole items and not in the text of --novel, each once."""
-    options, prompt = loaded.options, loaded.known_prompt(loaded.options.prompt)
+    options, prompt = loaded.options, loaded.checked_prompt(loaded.options.prompt)
     name, files = loaded.read_source(options.novel)
     known = {"", *loaded.item_format.items_of(name, files)}
 
@@ -209,7 +213,7 @@ def print_novel_items(loaded: LoadedModel) -> None:
             print_text(text)
         if new == options.num_samples:
             break
-    warn(f"{plural(new, 'new item')} of {drawn:,} drawn; others: in {name}, twice or cut")
+    print_stderr(f"{counted(new, 'new item')} of {drawn:,} drawn; others: in {name}, twice or cut")
 
 
 # ------------------------------------------------------------------------------------- conversation
@@ -228,15 +232,15 @@ def converse(loaded: LoadedModel) -> int:
     if typing:
         with suppress(ImportError):  # Windows edits lines without it
             import readline  # noqa: F401 - `input` then has the arrow keys
-        warn("the model continues what you type; an empty line lets it go on; Ctrl-D ends")
+        print_stderr("the model continues what you type; an empty line lets it go on; Ctrl-D ends")
 
     # a text is one long sample; of a list, each item is the next sample
     is_list, prompt, first = bool(loaded.item_format), loaded.options.prompt, loaded.options.sample
     ends = ("\n", *loaded.stops) if "\n" in loaded.tokenizer.vocabulary else ""  # "" always fits
     text, exit_code = "\n", 0  # a text begins at the start of a line
     if not is_list:
-        text += loaded.known_prompt(prompt)
-        generation, prompt = loaded.begin(text[1:], [first or 1]), ""
+        text += loaded.checked_prompt(prompt)
+        generation, prompt = loaded.start_samples(text[1:], [first or 1]), ""
         print_text(text[1:])
     for number in count(1):
         print_text("" if text.endswith("\n") else "\n")
@@ -247,18 +251,18 @@ def converse(loaded: LoadedModel) -> int:
             return exit_code
 
         try:
-            line = loaded.known_prompt(prompt + line, f"line {number}")
+            line = loaded.checked_prompt(prompt + line, f"line {number}")
         except ConfigError as error:
-            warn(f"error: {error}")
+            print_stderr(f"error: {error}")
             exit_code, text = 2, "\n"
             print_text("" if typing else "\n")  # answers stay beside their questions
             continue
         if is_list:
-            generation, text = loaded.begin(line, [(first or 1) + number - 1]), ""
+            generation, text = loaded.start_samples(line, [(first or 1) + number - 1]), ""
         else:
             line = line if text.endswith(ends) or not line else f"\n{line}"
             generation.append(loaded.tokenizer.encode(line)[None])
-        (text,) = loaded.go_on(generation, [text + line], stream=True)
+        (text,) = loaded.continue_texts(generation, [text + line], stream=True)
 
 
 # -------------------------------------------------------------------------------------- score, page
@@ -275,17 +279,19 @@ def score(loaded: LoadedModel) -> None:
     encode = tokenizer.encode
     split = item_format.encode_items(texts, encode) if item_format else Split(encode(texts[0]))
     block_size = loaded.model.config.block_size
-    windows = evaluation_windows(split, block_size, batch_size_for(block_size, len(tokenizer)))
+    windows = evaluation_windows(
+        split, block_size, evaluation_batch_size(block_size, len(tokenizer))
+    )
     losses = window_losses(loaded.model, windows, loaded.runtime)
 
     # in nats, and in bits, which other reports use
     line = (
         f"{losses.mean:.4f} nats, {losses.mean * BITS_PER_NAT:.4f} bits per character, over "
-        f"{plural(int(losses.counts.sum()), 'prediction')}"
+        f"{counted(int(losses.counts.sum()), 'prediction')}"
     )
     if item_format:
         per_item = losses.sums.sum() / len(texts)
-        line += f"; {per_item:.4f} nats per item, over {plural(len(texts), 'item')}"
+        line += f"; {per_item:.4f} nats per item, over {counted(len(texts), 'item')}"
     if loaded.answer_after:
         line += f"; {1 - len(losses.wrong_documents) / len(texts):.2%} exact match"
     say(line)
@@ -295,8 +301,8 @@ def write_html(loaded: LoadedModel) -> None:
     """Write a page that runs the model in a browser, and print its size."""
     # without a prompt, the page begins with the example question, if there is one
     options, prompt = loaded.options, loaded.options.prompt
-    prompt = prompt and loaded.known_prompt(prompt)
-    size = write_page(home_path(options.html), loaded.checkpoint, loaded.model, options, prompt)
+    prompt = prompt and loaded.checked_prompt(prompt)
+    size = write_page(expand_home(options.html), loaded.checkpoint, loaded.model, options, prompt)
     say(f"{options.html}: {size / 1e6:,.1f} MB; open it in a browser")
 
 

@@ -10,7 +10,7 @@ function of the seed and the step: batches, dropout and learning rate.
 
 import os
 
-from configs.command import Command, parse_train
+from configs.command import TrainCommand, parse_train
 
 if __name__ == "__main__":
     # before importing torch, which takes seconds
@@ -31,7 +31,7 @@ from configs.schema import TrainConfig
 from data.batches import IGNORE_INDEX
 from data.corpus import load_corpus
 from model.gpt import cross_entropy
-from storage.checkpoint import LAST, load_best, load_checkpoint, load_weights, restore
+from storage.checkpoint import LAST, load_checkpoint, load_for_sampling, restore, restore_weights
 from storage.folder import Saver, locked
 from storage.log import Log, say_start
 from training.device import keep_freed_memory, select_runtime
@@ -42,7 +42,7 @@ from training.state import Run, StepResult
 from training.stop import Stop
 
 
-def main(command: Command) -> int:
+def main(command: TrainCommand) -> int:
     """Train the run of a command in its folder; return the exit code."""
     keep_freed_memory()
     world = World()
@@ -77,7 +77,7 @@ def training_loop(run: Run, stop: Stop, log: Log, saver: Saver | None) -> int:
                 log.evaluation(result, improved=improved)
 
         # if one process is asked to stop, or out of patience, all of them stop at this step
-        exit_code, out_of_patience = map(int, world.max(stop.exit_code, run.out_of_patience))
+        exit_code, out_of_patience = map(int, world.all_max(stop.exit_code, run.out_of_patience))
         done = exit_code > 0 or out_of_patience > 0 or run.progress.step >= max_iters
 
         # save if a save is due: all that a resume needs; the best weights have their own file
@@ -88,7 +88,7 @@ def training_loop(run: Run, stop: Stop, log: Log, saver: Saver | None) -> int:
 
         # one optimization step; raises NonFiniteError, before the update, if the run has diverged
         result = train_step(run)
-        if result.predictions:  # in a tiny batch, all windows can be parts of questions
+        if result.n_predictions:  # in a tiny batch, all windows can be parts of questions
             log.step(result)
 
 
@@ -105,7 +105,7 @@ def train_step(run: Run) -> StepResult:
     n_micro = train.gradient_accumulation_steps
     micro_batches = [run.batches[progress.step * n_micro + i] for i in range(n_micro)]
     # in a tiny batch, all windows can be empty, or parts of questions: then all gradients are 0
-    predictions = sum(np.count_nonzero(y != IGNORE_INDEX) for _, y in micro_batches)
+    n_predictions = sum(np.count_nonzero(y != IGNORE_INDEX) for _, y in micro_batches)
 
     # for dropout, so that no generator is saved; the seeds of neighboring steps are unrelated
     seeds = np.random.SeedSequence((run.settings.seed, progress.step, run.world.rank))
@@ -118,14 +118,14 @@ def train_step(run: Run) -> StepResult:
     run.model.train()  # an evaluation leaves the model in evaluation mode
     loss = torch.zeros((), device=device)
     for batch in micro_batches:
-        x, y = (torch.from_numpy(ids[run.rows]).to(device) for ids in batch)  # (B, T)
+        x, y = (torch.from_numpy(ids[run.rank_rows]).to(device) for ids in batch)  # (B, T)
         with run.runtime.autocast():
             logits = run.compiled_model(x)  # (B, T, V)
-        micro_loss = cross_entropy(logits, y, "sum") / max(1, predictions)
+        micro_loss = cross_entropy(logits, y, "sum") / max(1, n_predictions)
         micro_loss.backward()
         loss += micro_loss.detach()
     # so far, loss and gradients are those of this rank's rows: add those of the other ranks
-    run.world.add_up([loss, *(p.grad for p in run.model.parameters())])
+    run.world.all_sum_([loss, *(p.grad for p in run.model.parameters())])
 
     # clip
     max_norm = train.grad_clip or math.inf  # with inf, this only measures the norm
@@ -141,16 +141,16 @@ def train_step(run: Run) -> StepResult:
         optimizer.step()
     run.model.zero_grad()
     progress.step += 1  # now the number of this step, counted from 1
-    return StepResult(loss, grad_norm, predictions, time.perf_counter() - began)
+    return StepResult(loss, grad_norm, n_predictions, time.perf_counter() - began)
 
 
 def lr_multiplier(step: int, train: TrainConfig) -> float:
     """Return the learning rate of step 0, 1, ... max_iters - 1 as a fraction of the peak.
 
     It rises linearly during warm-up. Then `cosine` falls along half a cosine (Loshchilov and Hutter
-    2017, SGDR, without restarts); `trapezoid`, also called WSD (warmup-stable-decay), stays at 1
-    and then falls linearly (Zhai et al. 2022, section 3.5); `constant` stays at 1. Both falls end
-    at min_lr_ratio, just after the last step.
+    2017, SGDR, without restarts); `wsd` (warmup-stable-decay) stays at 1 and then falls linearly
+    (Zhai et al. 2022, section 3.5); `constant` stays at 1. Both falls end at min_lr_ratio, just
+    after the last step.
     """
     warmup = ratio_to_steps(train.warmup_ratio, train.max_iters)
     cooldown = min(ratio_to_steps(train.cooldown_ratio, train.max_iters), train.max_iters - warmup)
@@ -165,7 +165,7 @@ def lr_multiplier(step: int, train: TrainConfig) -> float:
         # half a cosine: 1 after the warm-up, `low` at step max_iters
         progress = (step - warmup) / (train.max_iters - warmup)
         return low + (1 - low) * (1 + math.cos(math.pi * progress)) / 2
-    if train.schedule == "trapezoid":
+    if train.schedule == "wsd":
         # before the cooldown, this is more than 1
         fraction_left = (train.max_iters - step) / max(1, cooldown)
         return min(1.0, low + (1 - low) * fraction_left)
@@ -181,14 +181,14 @@ def ratio_to_steps(ratio: float, max_iters: int) -> int:
 # --------------------------------------------------------------------------------- building the run
 
 
-def build_run(command: Command, world: World) -> Run:
+def build_run(command: TrainCommand, world: World) -> Run:
     """Build the run of a command: a new one, or one in the state of its checkpoint."""
     # what it starts from: its own checkpoint, that of another model, or nothing
     checkpoint = None
     if command.resumes:
         checkpoint = load_checkpoint(command.folder / LAST)
     elif command.init_from:
-        checkpoint = load_best(command.init_from)
+        checkpoint = load_for_sampling(command.init_from)
 
     # its settings, then what they name: the device, the text, the length
     settings = command.settings(checkpoint.settings) if checkpoint else command.config
@@ -206,7 +206,7 @@ def build_run(command: Command, world: World) -> Run:
     if command.resumes:
         restore(checkpoint, run)
     elif checkpoint:
-        load_weights(checkpoint, run.model)
+        restore_weights(checkpoint, run.model)
 
     say_start(command, checkpoint, run)
     return run

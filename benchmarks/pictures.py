@@ -116,7 +116,7 @@ SAMPLER_SETTINGS = {
 BLANK_NAMES = {"\n": "newline", "\t": "tab", " ": "space"}
 FILLERS = "\u115f\u1160\u2800\u3164\uffa0"  # invisible characters outside categories C, M, Z
 SYMBOLS = {"\n": "\\n", " ": "_"}  # beside an attention map
-SCHEDULES = {"cosine": BLUE, "trapezoid": RED, "constant": GREEN}
+SCHEDULES = {"cosine": BLUE, "wsd": RED, "constant": GREEN}
 
 
 def character_name(character: str) -> str:

@@ -9,7 +9,7 @@ import re
 import sys
 from contextlib import suppress
 
-from common.words import printable
+from common.messages import printable
 
 PACKAGES = ("torch", "numpy", "tqdm", "yaml", "filelock", "safetensors")  # requirements.txt
 OUT_OF_MEMORY = "out of memory|DefaultCPUAllocator"  # PyTorch on a GPU, on a CPU
@@ -66,7 +66,7 @@ def report(error: BaseException) -> int:
     Hornbook or of a fork, and is printed with its traceback.
     """
     if isinstance(error, KeyboardInterrupt):  # the terminal has printed ^C
-        warn("")
+        print_stderr("")
         return 130
     if isinstance(error, BrokenPipeError):  # the reader has gone (`| head`)
         discard_output()
@@ -86,7 +86,7 @@ def report(error: BaseException) -> int:
     else:
         sys.__excepthook__(type(error), error, error.__traceback__)
         return 1
-    warn(*(f"error: {line}" for line in lines))
+    print_stderr(*(f"error: {line}" for line in lines))
     return 2
 
 
@@ -109,7 +109,7 @@ def say(*lines: object) -> None:
         discard_output()
 
 
-def warn(*lines: object) -> None:
+def print_stderr(*lines: object) -> None:
     """Print lines on standard error, if that is still open."""
     with suppress(OSError):
         print("\n".join(map(printable, lines)), file=sys.stderr, flush=True)

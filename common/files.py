@@ -16,7 +16,7 @@ METRICS = "metrics.csv"
 EVENT_FILES = "events.out.tfevents.*"  # of TensorBoard
 
 
-def home_path(path: str | Path) -> Path:
+def expand_home(path: str | Path) -> Path:
     """Return a path, in which ~ is the home folder."""
     return Path(os.path.expanduser(path))
 
@@ -38,7 +38,7 @@ def runs_near(path: Path) -> list[str]:
     return sorted(str(folder) for folder in folders if holds_run(folder))
 
 
-def beside_code(path: Path) -> Path:
+def resolve_bundled(path: Path) -> Path:
     """Return a path, or that in the folder of the code if it exists only there.
 
     So a command works from any folder: python ../hornbook/train.py configs/shakespeare.yaml

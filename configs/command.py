@@ -18,18 +18,18 @@ from functools import partial
 from pathlib import Path
 
 from common.console import ConfigError, prepare_console, print_text
-from common.files import beside_code, files_of_run, holds_run, home_path, runs_near
-from common.words import did_you_mean, quoted
+from common.files import expand_home, files_of_run, holds_run, resolve_bundled, runs_near
+from common.messages import did_you_mean, quoted
 from configs.fields import (
     describe_allowed,
     error_context,
+    fields_of,
     parse_escapes,
     parse_value,
     setting,
-    settings_of,
 )
 from configs.schema import (
-    SETTINGS,
+    FIELDS,
     Config,
     DataConfig,
     ModelConfig,
@@ -59,8 +59,8 @@ NOTES = "--key value is --key=value, a dash in a name is an underscore, --compil
 # options that do not apply to `train.py RUN_FOLDER`
 FOR_NEW_RUNS = ("print_config", "overwrite", "init_from", "minutes", "out_dir")
 CONTRADICTIONS = (("resume", "overwrite"), ("minutes", "max_iters"), ("minutes", "eval_interval"))
-FIXED = {name for name, field in SETTINGS.items() if field.metadata["fixed"]}  # in a run
-ARCHITECTURE = FIXED & settings_of(ModelConfig).keys()
+FIXED = {name for name, field in FIELDS.items() if field.metadata["fixed"]}  # in a run
+ARCHITECTURE = FIXED & fields_of(ModelConfig).keys()
 MAX_FAULTS = 5  # wrong settings of a file that are reported at once
 
 
@@ -81,7 +81,7 @@ TRAIN_SECTIONS = (StartOptions, Config, DataConfig, ModelConfig, TrainConfig)
 
 
 @dataclass(frozen=True)
-class Command(StartOptions):
+class TrainCommand(StartOptions):
     """A command line of train.py: a config file or a run folder, and the options.
 
     Paths are as they were typed; only in `folder`, which is out_dir, ~ is the home folder.
@@ -154,23 +154,23 @@ class Command(StartOptions):
 # ----------------------------------------------------------------------------------------- train.py
 
 
-def parse_train(argv: Sequence[str] | None = None) -> Command:
+def parse_train(argv: Sequence[str] | None = None) -> TrainCommand:
     """Parse and check the arguments of train.py: a config file or run folder, and options.
 
     `argv` defaults to the arguments of the process. Exits after --help and --print_config. From
     here on, an error is printed as one line and ends in its exit code.
     """
     prepare_console()
-    words, options = parse_options(argv, TRAIN_USAGE, TRAIN_SECTIONS)
-    if len(words) != 1:
+    positionals, options = parse_options(argv, TRAIN_USAGE, TRAIN_SECTIONS)
+    if len(positionals) != 1:
         raise ConfigError(
             "train.py takes one config file or run folder, such as configs/shakespeare.yaml, "
-            f"but is given {quoted(tuple(words)) if words else 'none'}; an option is --key=value; "
-            "see python train.py --help"
+            f"but is given {quoted(tuple(positionals)) if positionals else 'none'}; an option is "
+            "--key=value; see python train.py --help"
         )
 
-    (path,) = words
-    is_run = holds_run(home_path(path))
+    (path,) = positionals
+    is_run = holds_run(expand_home(path))
     if is_run and (wrong := [name for name in FOR_NEW_RUNS if name in options]):
         raise ConfigError(
             f"--{wrong[0]} does not apply to a run folder: a run keeps its place and its "
@@ -183,9 +183,9 @@ def parse_train(argv: Sequence[str] | None = None) -> Command:
     out_dir = path if is_run else (in_file | options).get("out_dir", "auto")
     if out_dir == "auto":
         out_dir = f"out/{Path(path).stem}"
-    folder = home_path(out_dir)
-    given = {name: options.pop(name) for name in settings_of(StartOptions) if name in options}
-    command = Command(
+    folder = expand_home(out_dir)
+    given = {name: options.pop(name) for name in fields_of(StartOptions) if name in options}
+    command = TrainCommand(
         **given,
         config_file="" if is_run else path,
         out_dir=out_dir,
@@ -210,10 +210,10 @@ def parse_train(argv: Sequence[str] | None = None) -> Command:
 def parse_sample_options(argv: Sequence[str] | None = None) -> SampleConfig:
     """Parse and check the arguments of sample.py; `argv` and errors are as in `parse_train`."""
     prepare_console()
-    words, values = parse_options(argv, SAMPLE_USAGE, (SampleConfig,))
-    if words:
+    positionals, values = parse_options(argv, SAMPLE_USAGE, (SampleConfig,))
+    if positionals:
         raise ConfigError(
-            f"unexpected argument {quoted(words[0])}; a checkpoint is given as --ckpt=PATH, "
+            f"unexpected argument {quoted(positionals[0])}; a checkpoint is given as --ckpt=PATH, "
             'a prompt as --prompt="TEXT"; see python sample.py --help'
         )
     if not values.get("ckpt"):
@@ -235,16 +235,16 @@ def parse_options(
     An option is --key=value, --key value, or --key alone for true. If it is repeated, the last one
     wins; a list option collects its values. With --help, prints the help and exits.
     """
-    settings = settings_of(*sections)
+    settings = fields_of(*sections)
     argv = sys.argv[1:] if argv is None else argv
     if "--help" in argv or "-h" in argv:
         print_text(help_text(usage, sections))
         raise SystemExit(0)
 
-    words, values, rest = [], {}, iter(argv)
+    positionals, values, rest = [], {}, iter(argv)
     for word in rest:
         if not word.startswith("-"):
-            words.append(word)
+            positionals.append(word)
             continue
         option, equals, text = word.partition("=")
         name = option.lstrip("-").replace("-", "_")
@@ -256,7 +256,7 @@ def parse_options(
             text = "true" if isinstance(default, bool) else next(rest, "")
         value = parse_value(settings[name], text)
         values[name] = values.get(name, ()) + value if isinstance(default, tuple) else value
-    return words, values
+    return positionals, values
 
 
 def help_text(usage: str, sections: Sequence[type]) -> str:
@@ -264,7 +264,7 @@ def help_text(usage: str, sections: Sequence[type]) -> str:
     lines = [f"usage: {usage}"]
     for section in sections:
         lines += ["", section.__doc__]
-        for name, field in settings_of(section).items():
+        for name, field in fields_of(section).items():
             words = [field.metadata["meaning"]]
             if field.metadata["choices"] or field.metadata["limits"]:
                 words.append(describe_allowed(field))
@@ -291,10 +291,10 @@ def read_config(path: str) -> dict[str, object]:
             try:
                 if key in lines:
                     raise ConfigError(f"duplicate key {quoted(key)}, as in line {lines[key]}")
-                if key not in SETTINGS:
-                    hint = suggest_setting(key, SETTINGS)
+                if key not in FIELDS:
+                    hint = suggest_setting(key, FIELDS)
                     raise ConfigError(f"unknown key {quoted(key)}; {hint}")
-                settings[key] = parse_value(SETTINGS[key], value)
+                settings[key] = parse_value(FIELDS[key], value)
             except ConfigError as error:
                 faults.append(f"line {line}: {error}")
             lines[key] = line
@@ -345,11 +345,13 @@ def to_yaml(config: Config) -> str:
 
 def _read(path: str) -> str:
     """Return the text of a config file; a relative path may also start at the code's folder."""
-    file = beside_code(home_path(path))
+    file = resolve_bundled(expand_home(path))
     if file.suffix == ".safetensors":
         raise ConfigError(f"is a checkpoint; name its folder to resume the run: {file.parent}")
     if not file.is_file():  # a typo, a folder, or the name of a recipe without .yaml
-        configs = sorted(file.glob("*.yaml")) or sorted(beside_code(Path("configs")).glob("*.yaml"))
+        configs = sorted(file.glob("*.yaml")) or sorted(
+            resolve_bundled(Path("configs")).glob("*.yaml")
+        )
         names = {Path(path).name: str(path) for path in [*configs, *runs_near(file)]}
         hint = did_you_mean(file.name, names, f"allowed: {', '.join(names.values())}")
         raise ConfigError(f"is no config and no run folder; {hint}")

@@ -9,7 +9,7 @@ from operator import ge, gt, le, lt
 from typing import get_args
 
 from common.console import ConfigError
-from common.words import quoted
+from common.messages import quoted
 
 TYPE_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
 LIMITS = {"at_least": ge, "more_than": gt, "at_most": le, "less_than": lt}
@@ -30,7 +30,7 @@ def setting(
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def settings_of(*sections: type) -> dict[str, Field]:
+def fields_of(*sections: type) -> dict[str, Field]:
     """Return the settings of dataclasses by name; all names differ."""
     return {f.name: f for section in sections for f in fields(section) if f.metadata}
 

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import Field, asdict, dataclass, fields
 
 from common.console import ConfigError
-from common.words import did_you_mean, quoted
-from configs.fields import format_escapes, parse_escapes, parse_value, setting, settings_of
+from common.messages import did_you_mean, quoted
+from configs.fields import fields_of, format_escapes, parse_escapes, parse_value, setting
 
 TEXT_URL = re.compile(
     r"(https://[^\s#]+/(\w[\w.-]*)/(\w[\w.-]*))#sha256=([0-9a-f]{64})", re.IGNORECASE
@@ -48,7 +48,9 @@ class DataConfig:
     val_sources: tuple[str, ...] = setting((), "text to validate on (none = a part of sources)")
     # the end of each file, or items of a list
     val_fraction: float = setting(0.1, "fraction held out", more_than=0, less_than=1, fixed=True)
-    max_val: int = setting(250_000, "characters to validate on (0 = all)", at_least=0, fixed=True)
+    max_val_chars: int = setting(
+        250_000, "characters to validate on (0 = all)", at_least=0, fixed=True
+    )
     separator: str = setting("", 'lists: what ends an item, such as "\\n" for names', fixed=True)
     answer_after: str = setting("", 'with separator: what ends a question, such as "="', fixed=True)
 
@@ -96,10 +98,12 @@ class ModelConfig:
     n_previous: int = setting(2, "embed N previous characters too", at_least=0, fixed=True)
     norm: str = setting("layernorm", "normalization", ("layernorm", "rmsnorm"), fixed=True)
     # relu2: cheaper than GELU
-    mlp: str = setting("relu2", "MLP activation", ("gelu", "relu2", "swiglu"), fixed=True)
+    activation: str = setting(
+        "relu2", "activation of the MLP", ("gelu", "relu2", "swiglu"), fixed=True
+    )
     bias: bool = setting(False, "biases in linear layers and LayerNorm", fixed=True)
     # tying saves little: V is small
-    tied: bool = setting(False, "tie lm_head to the token embedding", fixed=True)
+    tie_weights: bool = setting(False, "tie lm_head to the token embedding", fixed=True)
     # allows high learning rates
     qk_norm: bool = setting(True, "RMS-normalize queries and keys", fixed=True)
     dropout: float | str = setting(
@@ -145,8 +149,8 @@ class TrainConfig:
     muon_momentum: float = setting(0.9, "momentum of Muon", at_least=0, less_than=1)
     weight_decay: float = setting(0.1, "weight decay, on matrices and embeddings", at_least=0)
     grad_clip: float = setting(1.0, "clip the gradient norm (0 = off)", at_least=0)
-    schedule: str = setting(  # trapezoid: constant, then a linear cooldown
-        "trapezoid", "learning rate after the warm-up", ("cosine", "trapezoid", "constant")
+    schedule: str = setting(  # wsd: constant, then a linear cooldown
+        "wsd", "learning rate after the warm-up", ("cosine", "wsd", "constant")
     )
     # shares of the run, which were best in shakespeare.yaml
     warmup_ratio: float = setting(1 / 70, "warm-up steps / max_iters", at_least=0, at_most=1)
@@ -203,7 +207,7 @@ class SampleConfig:
     cache: bool = setting(True, "KV cache: faster, and in float32 the same text")
 
 
-SETTINGS = settings_of(Config, DataConfig, ModelConfig, TrainConfig)  # of a run
+FIELDS = fields_of(Config, DataConfig, ModelConfig, TrainConfig)  # of a run
 OTHER_NAMES = {  # in other projects, where they are too different to be recognized as typos
     "lr": "learning_rate", "steps": "max_iters", "epochs": "max_iters", "context": "block_size",
     "seq_len": "block_size", "width": "n_embd", "d_model": "n_embd", "hidden_size": "n_embd",
@@ -235,9 +239,9 @@ def flat_settings(config: Config) -> dict[str, object]:
 
 def from_flat(values: Mapping[str, object]) -> Config:
     """Build a Config from settings by name, which are checked; defaults fill in."""
-    if unknown := [name for name in values if name not in SETTINGS]:
+    if unknown := [name for name in values if name not in FIELDS]:
         raise ConfigError(f"unknown setting {quoted(unknown[0])}")
-    values = {name: parse_value(SETTINGS[name], value) for name, value in values.items()}
+    values = {name: parse_value(FIELDS[name], value) for name, value in values.items()}
 
     def build(section: type, **parts):
         own = {f.name: values[f.name] for f in fields(section) if f.name in values}

@@ -42,20 +42,20 @@ class Split:
         """The number of predictions in each document: all its characters but the first."""
         return self.documents[:, 1] - self.documents[:, 0] - 1
 
-    def evenly_spaced(self, predictions: int, block_size: int) -> "Split":
-        """Return about `predictions` of this split's predictions, or itself if it has no more.
+    def evenly_spaced(self, n_predictions: int, block_size: int) -> "Split":
+        """Return about `n_predictions` of this split's predictions, or itself if it has no more.
 
         They are evenly spaced windows of a text, or whole items of a list.
         """
         count, total = len(self.documents), int(self.lengths.sum())
-        if total <= predictions:
+        if total <= n_predictions:
             return self
         if count > 1:  # as if all items had the average length
-            chosen = np.linspace(0, count - 1, max(1, round(count * predictions / total)))
+            chosen = np.linspace(0, count - 1, max(1, round(count * n_predictions / total)))
             documents = self.documents[chosen.astype(int)]
         else:  # from the beginning of the text to its end, so few windows that none overlap
             length = min(block_size, total)
-            starts = np.linspace(0, total - length, max(1, predictions // length)).astype(int)
+            starts = np.linspace(0, total - length, max(1, n_predictions // length)).astype(int)
             documents = self.documents[0, 0] + np.stack([starts, starts + length + 1], axis=1)
         return Split(self.ids, documents, self.targets)
 

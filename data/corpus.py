@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from common.console import DataError
-from common.words import plural
+from common.messages import counted
 from configs.schema import DataConfig
 from data.batches import Split
 from data.items import ItemFormat, split_items
@@ -50,17 +50,17 @@ def load_corpus(data: DataConfig, vocabulary: str = "") -> Corpus:
     # the characters of the two parts
     item_format, question = ItemFormat.from_settings(data), ""
     if item_format:
-        lists = [item_format.items_of(text.name, text.files) for text in texts]
+        lists = [item_format.items_of(text.label, text.contents) for text in texts]
         items = split_items(lists, data.val_fraction)
         parts, question = map(item_format.lay_out, items), item_format.question(items[1][0])
     elif data.val_sources:
-        parts = ("".join(text.files) for text in texts)
+        parts = ("".join(text.contents) for text in texts)
     else:
-        parts = hold_out_ends(text.files, data.val_fraction)
+        parts = hold_out_ends(text.contents, data.val_fraction)
     train_text, val_text = parts
     distinct = {*train_text, *val_text}
     if min(len(train_text), len(val_text), len(distinct)) < 2:
-        raise DataError(f"{text.name}: too few characters to train and validate, or all the same")
+        raise DataError(f"{text.label}: too few characters to train and validate, or all the same")
 
     # their ids
     tokenizer = CharTokenizer(vocabulary + "".join(sorted(distinct - set(vocabulary))))
@@ -69,7 +69,7 @@ def load_corpus(data: DataConfig, vocabulary: str = "") -> Corpus:
     else:
         train, val = Split(tokenizer.encode(train_text)), Split(tokenizer.encode(val_text))
 
-    summary = summarize(texts, train, val, len(distinct), data.max_val)
+    summary = summarize(texts, train, val, len(distinct), data.max_val_chars)
     # is any of 20 passages of the validation text, or of its items, in the training text too?
     starts = np.linspace(0, len(val_text) - 200, 20 * (len(val_text) >= 200)).astype(int)
     pieces = items[1] if item_format else [val_text[start : start + 200] for start in starts]
@@ -79,7 +79,7 @@ def load_corpus(data: DataConfig, vocabulary: str = "") -> Corpus:
             f"note: {leaked:,} of {len(pieces):,} pieces of the validation text are in the "
             "training text too, so the validation loss is too low; is part of it duplicated?"
         )
-    text = replace(text, files=[])
+    text = replace(text, contents=[])
     return Corpus(text, val_sha256, tokenizer, train, val, summary, item_format, question)
 
 
@@ -90,19 +90,19 @@ def hold_out_ends(files: Sequence[str], val_fraction: float) -> tuple[str, str]:
 
 
 def summarize(
-    texts: Sequence[Text], train: Split, val: Split, distinct: int, max_val: int
+    texts: Sequence[Text], train: Split, val: Split, distinct: int, max_val_chars: int
 ) -> list[str]:
     """Return lines for the user: what was read, how it is divided, and notes."""
-    names = ", validation ".join(text.name for text in texts)
-    files, size = plural(sum(len(text.files) for text in texts), "file"), len(train) + len(val)
+    names = ", validation ".join(text.label for text in texts)
+    files, size = counted(sum(len(text.contents) for text in texts), "file"), len(train) + len(val)
     unit, sizes, windows = "characters", (len(train), len(val)), ""
     notes = [note for text in texts for note in text.notes]
     if len(train.documents) > 1:
         unit, sizes = "items", (len(train.documents), len(val.documents))
         if sizes[1] < 10:
-            notes.append(f"{plural(sizes[1], 'item')} to validate on; their loss says little")
-    if 0 < max_val < len(val):
-        windows = f"; an evaluation predicts about {max_val:,} characters, evenly spaced"
+            notes.append(f"{counted(sizes[1], 'item')} to validate on; their loss says little")
+    if 0 < max_val_chars < len(val):
+        windows = f"; an evaluation predicts about {max_val_chars:,} characters, evenly spaced"
     return [
         f"text        {names}: {files}, {size:,} characters, {distinct:,} distinct",
         f"split       {sizes[0]:,} {unit} to train on, {sizes[1]:,} "

@@ -16,7 +16,7 @@ from hashlib import sha256
 import numpy as np
 
 from common.console import DataError
-from common.words import plural, quoted
+from common.messages import counted, quoted
 from configs.fields import parse_escapes
 from configs.schema import DataConfig
 from data.batches import IGNORE_INDEX, Split
@@ -48,7 +48,7 @@ class ItemFormat:
             items += [piece.strip("\n") for piece in pieces if piece.strip()]
         if lacking := [item for item in items if self.answer_after not in item]:
             raise DataError(
-                f"{path}: {plural(len(lacking), 'item')} without {quoted(self.answer_after)}, "
+                f"{path}: {counted(len(lacking), 'item')} without {quoted(self.answer_after)}, "
                 f"first: {quoted(lacking[0])}; correct or remove them"
             )
         return items
@@ -93,16 +93,16 @@ def split_items(
     if min(len(set(items)) for items in lists) < 2:
         raise DataError("separator: it yields fewer than 2 distinct items; add some, or correct it")
     # shuffled, always in the same way, because evaluations show the first few wrong items
-    items, *val = (sorted(items, key=digest) for items in lists)
+    items, *val = (sorted(items, key=item_digest) for items in lists)
     if val:
         return items, *val
-    digests = sorted(set(map(digest, items)))
+    digests = sorted(set(map(item_digest, items)))
     count = sum(int.from_bytes(number) < val_fraction * 2**256 for number in digests)
     last = digests[max(1, min(count, len(digests) - 1)) - 1]
-    cut = bisect_right(items, last, key=digest)
+    cut = bisect_right(items, last, key=item_digest)
     return items[cut:], items[:cut]
 
 
-def digest(item: str) -> bytes:
+def item_digest(item: str) -> bytes:
     """Return the SHA-256 of an item."""
     return sha256(item.encode()).digest()

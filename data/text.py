@@ -16,8 +16,8 @@ from pathlib import Path
 from urllib.request import urlopen
 
 from common.console import DataError
-from common.files import ROOT, beside_code, home_path
-from common.words import did_you_mean, first_few
+from common.files import ROOT, expand_home, resolve_bundled
+from common.messages import did_you_mean, first_few
 from configs.fields import universal_newlines
 from configs.schema import TEXT_URL
 
@@ -42,16 +42,16 @@ class DownloadError(DataError):
 class Text:
     """The content of one or more files.
 
-    name     for messages: where the first source is, and how many more
-    files    the characters of each file, in the order of the sources and of the files' names
-    notes    for the user, such as what was not read
-    sources  what was read: the settings' sources, or their fallback
-    sha256   of the characters, whatever the line ends, encoding and names of the files: that of a
-             single file, or of the concatenated SHA-256s of several
+    label     for messages: where the first source is, and how many more
+    contents  the characters of each file, in the order of the sources and of the files' names
+    notes     for the user, such as what was not read
+    sources   what was read: the settings' sources, or their fallback
+    sha256    of the characters, whatever the line ends, encoding and names of the files: that of a
+              single file, or of the concatenated SHA-256s of several
     """
 
-    name: str
-    files: list[str]
+    label: str
+    contents: list[str]
     notes: list[str]
     sources: tuple[str, ...]
     sha256: str
@@ -105,7 +105,7 @@ def find(source: str) -> tuple[Path, list[Path]]:
     if url := TEXT_URL.fullmatch(source):
         path = fetch(url)
         return path, [path]
-    path = home_path(source)
+    path = expand_home(source)
     for location in (path, ROOT / path):
         if os.path.lexists(location):  # what exists as it is written is no pattern
             matches = location.glob("*.[tT][xX][tT]") if location.is_dir() else [location]
@@ -152,7 +152,7 @@ def fetch(url: re.Match) -> Path:
     """
     address, folder, file, sha256 = url.groups()
     stem = Path(file).stem
-    path = beside_code(Path("data", folder if stem == "input" else stem, "input.txt"))
+    path = resolve_bundled(Path("data", folder if stem == "input" else stem, "input.txt"))
     if path.exists():
         if hashlib.sha256(path.read_bytes()).hexdigest() != sha256.lower():
             advice = "delete it to download it again, or name it itself"

@@ -3,7 +3,7 @@
 import numpy as np
 
 from common.console import UserError
-from common.words import quoted_character
+from common.messages import quoted_character
 
 CHUNK = 2**20  # characters at a time, because temporary arrays take 4 bytes for each
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from model.gpt import GPT
-from model.kv_cache import Cache
+from model.kv_cache import KVCache
 
 GREEDY_BELOW = 1e-6  # below this temperature, take the likeliest character
 
@@ -116,7 +116,9 @@ class Generation:
         self.model = model.eval()  # no dropout, and `logit_scale` applies
         self.sampler = sampler
         self.length = 0  # of each text
-        self.end = np.empty((len(sampler.rngs), 0), np.int64)  # its last block_size ids, at most
+        self.recent_ids = np.empty(
+            (len(sampler.rngs), 0), np.int64
+        )  # its last block_size ids, at most
         self.start = 0  # of the window
         self.cache = model.new_cache() if cache else None
 
@@ -134,7 +136,7 @@ class Generation:
         self.start = start
         read = start if self.cache is None else start + self.cache.length
         unread = self.length - read  # characters; at least the last one
-        ids = self.sampler(last_logits(self.model, self.end[:, -unread:], self.cache))
+        ids = self.sampler(last_logits(self.model, self.recent_ids[:, -unread:], self.cache))
         self._extend(ids[:, None])
         return ids
 
@@ -142,11 +144,11 @@ class Generation:
         self.length += ids.shape[1]
         # what has left the window for good is dropped: a long text takes no longer per character
         block_size = self.model.config.block_size
-        self.end = np.concatenate([self.end, ids], axis=1)[:, -block_size:]
+        self.recent_ids = np.concatenate([self.recent_ids, ids], axis=1)[:, -block_size:]
 
 
 @torch.inference_mode()
-def last_logits(model: GPT, ids: np.ndarray, cache: Cache | None = None) -> np.ndarray:
+def last_logits(model: GPT, ids: np.ndarray, cache: KVCache | None = None) -> np.ndarray:
     """Run the model on ids (B, T); return the logits (B, V) after the last one."""
     ids = torch.from_numpy(ids).to(next(model.parameters()).device)
     return model(ids, cache)[:, -1].cpu().double().numpy()

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from configs.schema import ModelConfig
 from model.attention import INIT_STD, MultiHeadAttention
 from model.dropout import dropout
-from model.kv_cache import Cache, LayerCache
-from model.parameters import load_tensors, named_parts
+from model.kv_cache import KVCache, LayerCache
+from model.parameters import set_tensors, tensor_views
 from model.rotary import Rotary
 
 NORMS = {
@@ -31,7 +31,7 @@ class MLP(nn.Module):
     def __init__(self, config: ModelConfig):
         super().__init__()
         C = config.n_embd
-        self.activation, self.dropout = config.mlp, config.dropout
+        self.activation, self.dropout = config.activation, config.dropout
         hidden_size = 4 * C
         if self.activation == "swiglu":
             hidden_size = (8 * C // 3 + 7) // 8 * 8  # rounded up to a multiple of 8
@@ -108,7 +108,7 @@ class GPT(nn.Module):
 
         self.final_norm = NORMS[config.norm](config)
         self.lm_head = nn.Linear(C, V, bias=False)
-        if config.tied:  # weight tying: the input embedding is the output projection too
+        if config.tie_weights:  # weight tying: the input embedding is the output projection too
             self.lm_head.weight = self.token_embedding.weight
 
         self.reset_parameters(torch.Generator().manual_seed(seed))
@@ -124,26 +124,26 @@ class GPT(nn.Module):
         residual_std = INIT_STD / (2 * self.config.n_layer) ** 0.5 if scaled else 0.0
 
         weights = {}
-        for name, (shape, _) in named_parts(self).items():
+        for name, (shape, _) in tensor_views(self).items():
             std = residual_std if name.endswith((".out_proj", ".down")) else INIT_STD
             if name.endswith(".bias") or (len(shape) > 1 and not std):
                 weights[name] = torch.zeros(shape)
             elif len(shape) > 1:
                 weights[name] = torch.empty(shape).normal_(0.0, std, generator=generator)
-        load_tensors(self, weights)
+        set_tensors(self, weights)
 
-    def new_cache(self) -> Cache:
+    def new_cache(self) -> KVCache:
         """Create an empty cache, for the texts of one batch."""
-        return Cache(self.config)
+        return KVCache(self.config)
 
-    def forward(self, ids: Tensor, cache: Cache | None = None) -> Tensor:
+    def forward(self, ids: Tensor, cache: KVCache | None = None) -> Tensor:
         """Compute the next-token logits of ids: (B, T) -> (B, T, V).
 
         With a cache, `ids` continue the texts that the cache has read, and are added to it.
 
         Raises ValueError for more than block_size tokens, cached ones included.
         """
-        T, all_ids = ids.size(1), ids if cache is None else cache.with_ids(ids)  # (B, S)
+        T, all_ids = ids.size(1), ids if cache is None else cache.joined_with(ids)  # (B, S)
         S = all_ids.size(1)
         if self.config.block_size < S:
             raise ValueError(f"{S} tokens exceed block_size {self.config.block_size}")

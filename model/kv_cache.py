@@ -34,7 +34,7 @@ class LayerCache:
         return self.keys[:, :, : self.length], self.values[:, :, : self.length]
 
 
-class Cache:
+class KVCache:
     """The memory of a GPT for the tokens that it has read: `GPT.forward` fills it.
 
     layers  a LayerCache for each block
@@ -50,6 +50,6 @@ class Cache:
         """The number of tokens read."""
         return 0 if self.ids is None else self.ids.size(1)
 
-    def with_ids(self, ids: Tensor) -> Tensor:
+    def joined_with(self, ids: Tensor) -> Tensor:
         """Return the ids read so far and new ones (B, T), all in memory of their own: (B, S)."""
         return torch.cat([ids[:, :0] if self.ids is None else self.ids, ids], dim=1)

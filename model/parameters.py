@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from model.attention import QKVProjection
 
-# maps a tensor to the parameters that store it, each with its part: a view of the tensor
-Parts = Callable[[Tensor], Iterable[tuple[nn.Parameter, Tensor]]]
+# given a whole tensor, yields each parameter that stores a piece of it, with that piece as a view
+Views = Callable[[Tensor], Iterable[tuple[nn.Parameter, Tensor]]]
 
 
-def named_parts(model: nn.Module) -> dict[str, tuple[tuple[int, ...], Parts]]:
-    """Return the tensors of a GPT, or of a part of one, by name: their shapes and parts.
+def tensor_views(model: nn.Module) -> dict[str, tuple[tuple[int, ...], Views]]:
+    """Return the tensors of a GPT, or of a part of one, by name: their shapes and views.
 
     The names are paths of parameters without `.weight`. Attention has one tensor for queries, keys
     and values, `blocks.0.attention.qkv` (3, H, D, C), whatever its layout, and with biases
@@ -32,7 +32,7 @@ def named_parts(model: nn.Module) -> dict[str, tuple[tuple[int, ...], Parts]]:
             path, layout = layouts[parameter]
             for kind, shape in layout.shapes.items():
                 qkv = f"{path}.{kind}".removesuffix(".weight")
-                tensors[qkv] = shape, partial(layout.split, kind=kind)
+                tensors[qkv] = shape, partial(layout.views, kind=kind)
         else:
             tensors[name.removesuffix(".weight")] = parameter.shape, partial(_whole, parameter)
     return tensors
@@ -50,28 +50,28 @@ def named_tensors(
     like = next(model.parameters())
     values = {p: p for p in model.parameters()} if values is None else values
     tensors = {}
-    for name, (shape, parts) in named_parts(model).items():
+    for name, (shape, views) in tensor_views(model).items():
         tensor = like.new_empty(shape)
-        for parameter, part in parts(tensor):
+        for parameter, view in views(tensor):
             if parameter in values:
-                part.copy_(values[parameter].reshape(part.shape))
+                view.copy_(values[parameter].reshape(view.shape))
                 tensors[name] = tensor
     return tensors
 
 
 @torch.no_grad()
-def load_tensors(
+def set_tensors(
     model: nn.Module,
     tensors: Mapping[str, Tensor],
     values: Mapping[nn.Parameter, Tensor] | None = None,
 ) -> None:
     """Copy tensors into the parameters, or into their `values`: the inverse of `named_tensors`."""
-    named = named_parts(model)
+    all_views = tensor_views(model)
     for name, tensor in tensors.items():
-        _, parts = named[name]
-        for parameter, part in parts(tensor):
+        _, views = all_views[name]
+        for parameter, view in views(tensor):
             target = parameter if values is None else values[parameter]
-            target.copy_(part.reshape(parameter.shape))
+            target.copy_(view.reshape(parameter.shape))
 
 
 def parameter_count(model: nn.Module) -> int:

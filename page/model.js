@@ -202,7 +202,7 @@ class GPT {
   }
 
   mlp(x, name) {
-    const hidden = this.linear(x, `${name}.up`).map(this.config.mlp === "gelu" ? gelu : relu2);
+    const hidden = this.linear(x, `${name}.up`).map(this.config.activation === "gelu" ? gelu : relu2);
     return this.linear(hidden, `${name}.down`);
   }
 }

@@ -1,7 +1,7 @@
 """A checkpoint: the complete state of a run at one step, in a safetensors file.
 
-`capture` makes a checkpoint from a run, `restore` gives a run the state of a checkpoint. `to_bytes`
-and `load_checkpoint` convert it to a file and back. A loaded checkpoint has been checked.
+`make_checkpoint` makes a checkpoint from a run, `restore` gives a run the state of a checkpoint.
+`to_bytes` and `load_checkpoint` convert it to a file and back, which checks it.
 
 The metadata of the file are JSON, and the SHA-256 of that and of all tensors, which detects damage,
 not forgery. Nothing in the file can be run.
@@ -23,16 +23,16 @@ from common.console import CheckpointError
 from common.files import (
     CHECKPOINT_FILES,
     SETTINGS_FILE,
+    expand_home,
     holds_run,
-    home_path,
     runs_near,
     script_command,
 )
-from common.words import first_few
+from common.messages import first_few
 from configs.schema import Config, flat, from_flat
 from data.tokenizer import CharTokenizer
 from model.gpt import GPT
-from model.parameters import load_tensors, named_tensors
+from model.parameters import named_tensors, set_tensors
 from training.device import environment
 from training.state import Progress, Run
 
@@ -46,9 +46,9 @@ class Checkpoint:
     """A run at one step: all that sampling needs. A resume needs the text as well.
 
     A tensor's name is its kind and its parameter: "model.blocks.0.mlp.up" is a weight, and
-    "momentum.blocks.0.mlp.up" its momentum. Names and shapes are the same in every attention layout
-    (see `named_parts`). `restore` and `build_model` check that the tensors fit the model. The best
-    weights are saved without moments.
+    "momentum_buffer.blocks.0.mlp.up" its momentum. Names and shapes are the same in every attention
+    layout (see `tensor_views`). `restore` and `build_model` check that the tensors fit the model.
+    The best weights are saved without moments.
     """
 
     settings: Config  # of the run, for a resume
@@ -77,12 +77,12 @@ def tensors_of(run: Run) -> dict[str, Tensor]:
     """Return a copy of all tensors of a run's state by name: weights and moments."""
     return {
         f"{kind}.{name}": tensor
-        for kind, of in run.tensors_by_kind.items()
+        for kind, of in run.state_by_kind.items()
         for name, tensor in named_tensors(run.model, of).items()
     }
 
 
-def capture(run: Run) -> Checkpoint:
+def make_checkpoint(run: Run) -> Checkpoint:
     """Copy the state of a run into a checkpoint; raise NonFiniteError if a tensor is not finite."""
     # a checkpoint that cannot be resumed must not replace one that can
     tensors = tensors_of(run)
@@ -95,7 +95,7 @@ def capture(run: Run) -> Checkpoint:
         settings=run.settings,
         vocabulary=corpus.tokenizer.vocabulary,
         text={
-            "name": Path(corpus.text.name).name,
+            "name": Path(corpus.text.label).name,
             "sha256": corpus.text.sha256,
             "val_sha256": corpus.val_sha256,
             "question": corpus.question,
@@ -115,8 +115,8 @@ def restore(checkpoint: Checkpoint, run: Run) -> None:
     """
     check_text(checkpoint.text, run)
     check_tensors(checkpoint.path, checkpoint.tensors, tensors_of(run))
-    for kind, of in run.tensors_by_kind.items():
-        load_tensors(run.model, checkpoint.of_kind(kind), of)
+    for kind, of in run.state_by_kind.items():
+        set_tensors(run.model, checkpoint.of_kind(kind), of)
     adamw, *_ = run.optimizers
     adamw.step_counts.fill_(checkpoint.progress.step)
 
@@ -126,7 +126,7 @@ def restore(checkpoint: Checkpoint, run: Run) -> None:
         run.progress.evals_since_best = 0
 
 
-def load_weights(checkpoint: Checkpoint, model: GPT) -> None:
+def restore_weights(checkpoint: Checkpoint, model: GPT) -> None:
     """Copy the weights of a checkpoint into a model, whose vocabulary may have more characters.
 
     Raises CheckpointError for weights that do not fit.
@@ -139,7 +139,7 @@ def load_weights(checkpoint: Checkpoint, model: GPT) -> None:
         if old.shape[:1] == (old_size,) and new.shape[:1] == (model.vocab_size,):
             weights[name] = torch.cat([old.to(new.device), new[old_size:]])
     check_tensors(checkpoint.path, weights, initial)
-    load_tensors(model, weights)
+    set_tensors(model, weights)
 
 
 def build_model(checkpoint: Checkpoint, **changed: str) -> GPT:
@@ -149,7 +149,7 @@ def build_model(checkpoint: Checkpoint, **changed: str) -> GPT:
     """
     model = GPT(replace(checkpoint.settings.model, **changed), len(checkpoint.vocabulary))
     model.logit_scale = checkpoint.progress.logit_scale
-    load_weights(checkpoint, model)
+    restore_weights(checkpoint, model)
     return model
 
 
@@ -169,10 +169,10 @@ def load_model(path: str | Path) -> tuple[GPT, CharTokenizer]:
         text = tokenizer.decode(torch.cat(list(new)))
         maps = attention_maps(model, ids)  # of each layer: (H, T, T)
 
-    The model is on the CPU, in evaluation mode. `load_best` says which one a run folder has. For
-    the exact loss of a long text see `training.evaluate.exact_loss`.
+    The model is on the CPU, in evaluation mode; `load_for_sampling` says which one of a folder.
+    For the exact loss of a long text see `training.evaluate.exact_loss`.
     """
-    checkpoint = load_best(path)
+    checkpoint = load_for_sampling(path)
     return build_model(checkpoint).eval(), CharTokenizer(checkpoint.vocabulary)
 
 
@@ -186,7 +186,7 @@ def check_text(text: Mapping[str, str | None], run: Run) -> None:
     changed = [name for name in now if now[name] != before[name]]
     if not changed:
         return
-    folder = home_path(run.settings.out_dir)
+    folder = expand_home(run.settings.out_dir)
     new = next(f"{folder}-{n}" for n in count(2) if not holds_run(Path(f"{folder}-{n}")))
     words = [folder / SETTINGS_FILE, f"--init_from={folder}", f"--out_dir={new}"]
     for name in changed:
@@ -214,7 +214,9 @@ def to_bytes(checkpoint: Checkpoint) -> bytes:
     """Return the bytes of a checkpoint's file, for `write_atomic`."""
     parts = json.dumps(asdict(replace(checkpoint, tensors={}, path=None)))
     tensors = {name: tensor.float().cpu() for name, tensor in checkpoint.tensors.items()}
-    return safetensors.torch.save(tensors, {FORMAT: parts, "sha256": digest(parts, tensors)})
+    return safetensors.torch.save(
+        tensors, {FORMAT: parts, "sha256": checkpoint_digest(parts, tensors)}
+    )
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
@@ -225,7 +227,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
         tensors = safetensors.torch.load(content)
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
         text, sha256 = header["__metadata__"][FORMAT], header["__metadata__"]["sha256"]
-        if sha256 != digest(text, tensors):
+        if sha256 != checkpoint_digest(text, tensors):
             raise ValueError("checksum mismatch")
         parts = json.loads(text) | {"tensors": tensors, "path": path}
         parts["settings"] = from_flat(flat(parts["settings"]))
@@ -237,7 +239,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
         ) from error
 
 
-def digest(parts: str, tensors: Tensors) -> str:
+def checkpoint_digest(parts: str, tensors: Tensors) -> str:
     """Return the SHA-256 of the JSON and of the tensors' names, shapes, dtypes and bytes."""
     sha256 = hashlib.sha256(parts.encode())
     for name, tensor in sorted(tensors.items()):
@@ -246,13 +248,13 @@ def digest(parts: str, tensors: Tensors) -> str:
     return sha256.hexdigest()
 
 
-def load_best(path: str | Path) -> Checkpoint:
+def load_for_sampling(path: str | Path) -> Checkpoint:
     """Load a checkpoint file, or of a run folder the best weights, or the newest if there are none.
 
     Raises CheckpointError; it names the newest weights if the best are damaged, and for a wrong
     path the runs that exist.
     """
-    path = home_path(path)
+    path = expand_home(path)
     best, last = path / BEST, path / LAST
     if best.is_file():
         try:

@@ -16,12 +16,14 @@ from filelock import FileLock, Timeout
 
 from common import files
 from common.console import CheckpointError, ResourceError, say
-from configs.command import Command, to_yaml
+from configs.command import TrainCommand, to_yaml
 from configs.schema import Config
-from storage.checkpoint import BEST, LAST, capture, load_checkpoint, to_bytes
+from storage.checkpoint import BEST, LAST, load_checkpoint, make_checkpoint, to_bytes
 from training.state import Run
 
-HEADER = b"# All settings of this run, written by train.py, which replaces a file that begins so.\n"
+SETTINGS_HEADER = (
+    b"# All settings of this run, written by train.py, which replaces a file that begins so.\n"
+)
 SAVE_SECONDS = 60  # a kill costs a minute of work
 
 
@@ -43,8 +45,8 @@ def locked(folder: Path) -> AbstractContextManager:
 def write_settings(folder: Path, settings: Config) -> None:
     """Write config.yaml, for people: a resume reads the checkpoint. One of a person stays."""
     path = folder / files.SETTINGS_FILE
-    if not path.exists() or path.read_bytes().startswith(HEADER):
-        files.write_atomic(path, HEADER + to_yaml(settings).encode())
+    if not path.exists() or path.read_bytes().startswith(SETTINGS_HEADER):
+        files.write_atomic(path, SETTINGS_HEADER + to_yaml(settings).encode())
 
 
 # --------------------------------------------------------------------------------- the checkpoints
@@ -58,13 +60,13 @@ class Saver:
     and the next one tries again.
     """
 
-    def __init__(self, command: Command, run: Run):
+    def __init__(self, command: TrainCommand, run: Run):
         command.refuse_to_replace()  # one that has begun since the command was parsed
         self.folder, self.run = command.folder, run
         write_settings(self.folder, run.settings)
         for path in files.files_of_run(self.folder) if command.overwrite else ():
             path.unlink()
-        self.saved_at = -math.inf  # the first save is before the first step
+        self.attempted_at = -math.inf  # the first save is before the first step
         self.unsaved_best: bytes | None = None  # a best checkpoint that failed to be written
 
     def save_if_due(self, *, improved: bool, final: bool) -> None:
@@ -75,10 +77,10 @@ class Saver:
         """
         progress = self.run.progress
         evaluated = progress.step == progress.last_eval_step
-        if not (final or evaluated or time.monotonic() - self.saved_at >= SAVE_SECONDS):
+        if not (final or evaluated or time.monotonic() - self.attempted_at >= SAVE_SECONDS):
             return
-        self.saved_at = time.monotonic()
-        checkpoint = capture(self.run)
+        self.attempted_at = time.monotonic()
+        checkpoint = make_checkpoint(self.run)
         if improved and progress.best_loss <= best_loss_in(self.folder):
             self.unsaved_best = to_bytes(checkpoint.without_moments())
         try:

@@ -14,8 +14,8 @@ from tqdm import tqdm
 
 from common.console import say
 from common.files import METRICS, runs_near, script_command, shell_command
-from common.words import first_few, plural, printable, quoted_character
-from configs.command import Command, to_yaml
+from common.messages import counted, first_few, printable, quoted_character
+from configs.command import TrainCommand, to_yaml
 from configs.fields import format_escapes
 from data.corpus import length_advice
 from model.parameters import parameter_count
@@ -28,13 +28,13 @@ from training.state import Run, StepResult
 # of metrics.csv, after step and minutes: tags of TensorBoard
 COLUMNS = ["train/loss", "train/lr", "train/grad_norm"]
 COLUMNS += ["val/loss", "val/train_loss", "val/exact_match"]
-HEADER = ",".join(["step", "minutes", *COLUMNS])
+CSV_HEADER = ",".join(["step", "minutes", *COLUMNS])
 LR_TAGS = ("train/lr", "train/lr/muon")  # of AdamW, and of Muon if it is used
 # fine-tuning with this share of the parent's learning rates was best on both texts that were tried
 FINE_TUNE_FACTOR = 0.3
 
 
-def say_start(command: Command, checkpoint: Checkpoint | None, run: Run) -> None:
+def say_start(command: TrainCommand, checkpoint: Checkpoint | None, run: Run) -> None:
     """Print from which checkpoint a run starts, and what the user should know about that."""
     if command.resume and not command.resumes:
         # the first start of a script that always resumes, or a misspelled --out_dir
@@ -72,12 +72,12 @@ class Log:
     A resumed run has a new `Log`, which continues the files.
     """
 
-    def __init__(self, command: Command, run: Run):
+    def __init__(self, command: TrainCommand, run: Run):
         self.command, self.run = command, run
         self.folder = folder = command.folder if run.world.is_main else None
         self.opened = self.began = time.monotonic()
         self.first_step = run.progress.step
-        self.predictions, self.seconds = 0, 0.0  # since the last logged step
+        self.n_predictions, self.seconds = 0, 0.0  # since the last logged step
         self.speed_said = False
         self.warned: set[str] = set()  # of metrics.csv or TensorBoard
         self.writer = None
@@ -108,7 +108,7 @@ class Log:
             *run.corpus.summary,
             f"model       {shape}: {parameter_count(run.model):,} parameters",
             f"device      {run.runtime}{ranks}",
-            f"training    {plural(train.max_iters, 'step')}, {run.planned_epochs:,.1f} epochs, "
+            f"training    {counted(train.max_iters, 'step')}, {run.planned_epochs:,.1f} epochs, "
             f"dropout {config.dropout:g}, logit_scale {config.logit_scale}",
         ]
         if note := length_advice(run.corpus.train, run.corpus.val, config.block_size):
@@ -127,7 +127,7 @@ class Log:
             self.began = time.monotonic()
 
         # the speed is a mean over the steps since the last logged one
-        self.predictions += result.predictions
+        self.n_predictions += result.n_predictions
         self.seconds += result.seconds
 
         # a check of the model: before training, it should guess uniformly
@@ -136,8 +136,8 @@ class Log:
             say(f"first loss  {result.loss:.3f}; a uniform guess has {uniform}")
 
         if step % train.log_interval == 0 or step in (1, train.max_iters):
-            chars_per_sec = self.predictions / self.seconds
-            self.predictions, self.seconds = 0, 0.0
+            chars_per_sec = self.n_predictions / self.seconds
+            self.n_predictions, self.seconds = 0, 0.0
             with suppress(OSError):  # the terminal may be closed
                 # `update` draws the bar, so do not draw it here
                 postfix = f"loss {result.loss:.3f}, {chars_per_sec:,.0f} char/s"
@@ -169,7 +169,7 @@ class Log:
         exact_match = ""
         if result.exact_match is not None:
             scalars["val/exact_match"] = result.exact_match
-            answers = plural(len(run.val.documents), "answer")
+            answers = counted(len(run.val_excerpt.documents), "answer")
             exact_match = f"; exact match {result.exact_match:.2%} of {answers}"
 
         best = " (best so far)" if improved else ""
@@ -248,7 +248,7 @@ class Log:
                 # opened for each row: a kill loses none; the newline ends a row that it has cut
                 with open(self.folder / METRICS, "a", encoding="ascii") as file:
                     if file.tell() == 0:
-                        file.write(HEADER)
+                        file.write(CSV_HEADER)
                     file.write("\n" + ",".join([str(step), f"{minutes:.3f}", *cells]))
         if self.writer and self.folder.is_dir():  # not while it is moved or deleted
             with self._optional("TensorBoard"):

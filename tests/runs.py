@@ -37,7 +37,7 @@ SMALL = [
     "configs/smoke.yaml", "--device=cpu", "--dtype=float32", "--n_layer=1", "--n_embd=16",
     "--block_size=16", "--batch_size=4", f"--max_iters={STEPS}", f"--warmup_ratio={4 / STEPS}",
     f"--cooldown_ratio={20 / STEPS}", "--eval_interval=6", "--log_interval=1",
-    "--sample_chars=8", "--optimizer=muon", "--schedule=trapezoid", "--dropout=0.1",
+    "--sample_chars=8", "--optimizer=muon", "--schedule=wsd", "--dropout=0.1",
     "--gradient_accumulation_steps=2", "--patience=100",
 ]  # fmt: skip
 # Many runs start here within a second. Their event files, in which TensorBoard's writer counts from

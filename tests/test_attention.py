@@ -15,7 +15,7 @@ import torch
 from configs import schema
 from model.attention import KERNELS, LAYOUTS, MultiHeadAttention
 from model.kv_cache import LayerCache
-from model.parameters import load_tensors, named_tensors
+from model.parameters import named_tensors, set_tensors
 from model.rotary import Rotary
 
 PAIRS = list(itertools.product(LAYOUTS, KERNELS))
@@ -64,7 +64,7 @@ def make_layer(layout="fused", kernel="sdpa", *, rotary=False, **options):
     options["rotary"] = Rotary(options["head_size"], 16) if rotary else None
     layer = MultiHeadAttention(C, H, layout=layout, kernel=kernel, **options)
     tensors = enumerate(named_tensors(layer).items(), 10)
-    load_tensors(layer, {name: randn(*each.shape, seed=i) / 2 for i, (name, each) in tensors})
+    set_tensors(layer, {name: randn(*each.shape, seed=i) / 2 for i, (name, each) in tensors})
     return layer
 
 

@@ -30,7 +30,12 @@ EFFECTS = {
     "seed": (7, lambda run: run.batches._seed, 7),
     "dtype": ("bfloat16", lambda run: run.runtime.dtype, torch.bfloat16),
 }  # fmt: skip
-REFUSED = {"n_layer": 2, "n_head": 4, "n_embd": 32, "mlp": "swiglu"}  # other values than it has
+REFUSED = {
+    "n_layer": 2,
+    "n_head": 4,
+    "n_embd": 32,
+    "activation": "swiglu",
+}  # other values than it has
 
 
 @pytest.fixture(params=["resume", "init_from"])
@@ -59,7 +64,7 @@ def test_changed_setting_takes_effect(changed):
 def test_fixed_setting_is_refused(changed, way, uninterrupted):
     """With both values; a repeated command is none."""
     own = flat_settings(load_checkpoint(uninterrupted / LAST).settings)
-    wrong = REFUSED | ({"max_val": 5, "optimizer": "adamw"} if way == "resume" else {})
+    wrong = REFUSED | ({"max_val_chars": 5, "optimizer": "adamw"} if way == "resume" else {})
     with pytest.raises(ConfigError, match=r"; omit the option, or train a new model$") as error:
         changed(*(f"--{name}={value}" for name, value in wrong.items()))
     for name, value in wrong.items():

@@ -23,8 +23,8 @@ from storage.checkpoint import (
     LAST,
     Checkpoint,
     digest,
-    load_best,
     load_checkpoint,
+    load_for_sampling,
 )
 from tests.runs import bits, build, write_checkpoint
 from training.state import Progress
@@ -70,10 +70,10 @@ def test_checkpoint_has_no_line_of_the_text(uninterrupted):
 
 
 def test_last_stands_in_for_best(folder):
-    assert load_best(folder).path == folder / BEST
-    assert load_best(folder / LAST).path == folder / LAST
+    assert load_for_sampling(folder).path == folder / BEST
+    assert load_for_sampling(folder / LAST).path == folder / LAST
     (folder / BEST).unlink()
-    assert load_best(folder).path == folder / LAST
+    assert load_for_sampling(folder).path == folder / LAST
 
 
 @pytest.mark.parametrize("path", ["out", "out/typo"])
@@ -81,7 +81,7 @@ def test_missing_checkpoint_names_the_runs(path, folder, tmp_path, monkeypatch):
     (tmp_path / "out").mkdir()
     folder.rename(tmp_path / "out" / "run")
     monkeypatch.chdir(tmp_path)
-    message = error_message(load_best, path)
+    message = error_message(load_for_sampling, path)
     assert message == f"{Path(path)}: no checkpoint; runs that are there: {Path('out', 'run')}"
 
 
@@ -169,7 +169,7 @@ WRONG_TENSORS = {
 
 
 @pytest.mark.parametrize("case", WRONG_TENSORS)
-@pytest.mark.parametrize("kind", ["model", "momentum"])
+@pytest.mark.parametrize("kind", ["model", "momentum_buffer"])
 def test_wrong_tensor_is_refused(case, kind, folder):
     saved = load_checkpoint(folder / LAST)
     WRONG_TENSORS[case](saved.tensors, f"{kind}.{UP}")

@@ -9,7 +9,7 @@ import re
 import pytest
 
 from common.console import ConfigError
-from common.words import printable
+from common.messages import printable
 from configs.command import (
     TRAIN_SECTIONS,
     parse_sample_options,
@@ -17,10 +17,10 @@ from configs.command import (
     read_config,
     to_yaml,
 )
-from configs.fields import settings_of
+from configs.fields import fields_of
 from configs.schema import (
+    FIELDS,
     OTHER_NAMES,
-    SETTINGS,
     Config,
     SampleConfig,
     flat_settings,
@@ -176,29 +176,29 @@ def test_first_five_faults_of_a_file(capsys):
 def test_random_yaml_is_settings_or_faults(monkeypatch):
     """No traceback, whatever the text."""
     monkeypatch.setattr("configs.command._read", lambda text: text)
-    words = [*SETTINGS, *"{}[],:-?&*!|>%@`'\"#\n\t\\~\x85é", "\n", ": ", "- ", "? "]
+    words = [*FIELDS, *"{}[],:-?&*!|>%@`'\"#\n\t\\~\x85é", "\n", ": ", "- ", "? "]
     words += ["&a ", "*a", "<<", "---\n", "...\n", "!!set ", "\n  ", "1e3", "true", '"\\x']
     draw = random.Random(0)
     for _ in range(1000):
         text = "n_layer: 2\n" * draw.randint(0, 1) + "".join(draw.choices(words, k=12))
         try:
-            assert read_config(text).keys() <= SETTINGS.keys()
+            assert read_config(text).keys() <= FIELDS.keys()
         except ConfigError as error:
             assert 1 <= len(error.args) <= 5
 
 
 def test_mistyped_settings_are_recognized():
-    for name in SETTINGS.keys() - {"beta1", "beta2"}:  # these differ by one letter
+    for name in FIELDS.keys() - {"beta1", "beta2"}:  # these differ by one letter
         for i in range(len(name)):
             typo = name[:i] + name[i + 1 :]
-            assert suggest_setting(typo, SETTINGS).startswith(f"did you mean {name} (")
+            assert suggest_setting(typo, FIELDS).startswith(f"did you mean {name} (")
 
 
 def test_names_of_other_projects():
     """Which are not similar to those of the settings."""
     for name, ours in OTHER_NAMES.items():
-        assert not difflib.get_close_matches(name, SETTINGS)
-        assert suggest_setting(name, SETTINGS, "--").startswith(f"did you mean --{ours} (")
+        assert not difflib.get_close_matches(name, FIELDS)
+        assert suggest_setting(name, FIELDS, "--").startswith(f"did you mean --{ours} (")
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
@@ -226,7 +226,7 @@ def test_help_has_every_setting(parse, sections, capsys):
         parse(["--n_layer=x", "--help"])
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= 100
-    for field in (field for section in sections for field in settings_of(section).values()):
+    for field in (field for section in sections for field in fields_of(section).values()):
         meaning = re.escape(field.metadata["meaning"])
         assert re.search(rf"--{field.name} {meaning}", " ".join(text.split())), field.name
 

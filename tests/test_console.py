@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from torch._inductor.exc import InductorError
 
-from common.console import ConfigError, prepare_console, say, warn
-from common.words import printable
+from common.console import ConfigError, prepare_console, print_stderr, say
+from common.messages import printable
 from tests.conftest import ROOT
 from tests.runs import exit_code, raised, sample_main, small_run_args, train_main
 
@@ -71,7 +71,7 @@ def test_console_encoding(controls):
 @pytest.mark.parametrize("stream", ["out", "err"])
 def test_console_escapes_each_line(stream, capsys):
     """A newline in one begins no other."""
-    {"out": say, "err": warn}[stream]("a\nerror: b", Path("\x1b[2J\tc\rd\udcff"))
+    {"out": say, "err": print_stderr}[stream]("a\nerror: b", Path("\x1b[2J\tc\rd\udcff"))
     shown = getattr(capsys.readouterr(), stream)
     assert shown == "a\\nerror: b\n\\x1b[2J\tc\\rd\\udcff\n"
 
@@ -82,7 +82,7 @@ def test_console_of_a_notebook(monkeypatch):
         monkeypatch.setattr(sys, name, io.StringIO())
     prepare_console()
     say("ж")
-    warn("ж")
+    print_stderr("ж")
     assert (sys.stdout.getvalue(), sys.stderr.getvalue()) == ("ж\n", "ж\n")
 
 

@@ -27,7 +27,7 @@ def test_minutes_of_every_recipe():
             assert 20 < fitted.max_iters * 0.1 / minutes < 60
             steps = [lr_multiplier(step, fitted) for step in range(fitted.max_iters)]
             assert max(steps) == 1 and min(steps) > 0
-            if settings.schedule == "trapezoid":
+            if settings.schedule == "wsd":
                 peak = sum(multiplier == 1 for multiplier in steps) / fitted.max_iters
                 shares = 1 - settings.warmup_ratio - settings.cooldown_ratio
                 assert peak == pytest.approx(shares, abs=3 / fitted.max_iters)
@@ -57,7 +57,7 @@ def test_minutes_include_the_start(seconds, monkeypatch, capsys):
     assert 200 < train.max_iters + 10 * seconds <= SAFETY * 300
     assert capsys.readouterr().out == (
         f"--minutes=1: {train.max_iters} steps of 0.100 s, and evaluations of {seconds:.1f} s; "
-        "a smaller --max_val shortens them\n"
+        "a smaller --max_val_chars shortens them\n"
     )
 
 

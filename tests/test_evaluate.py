@@ -64,26 +64,28 @@ def test_evaluation_changes_nothing(tmp_path):
     assert bits(run.model.state_dict()) == weights
 
 
-@pytest.mark.parametrize("max_val", [0, 16, 500, 250_000])
-def test_max_val(tmp_path, max_val):
+@pytest.mark.parametrize("max_val_chars", [0, 16, 500, 250_000])
+def test_max_val(tmp_path, max_val_chars):
     """An evaluation predicts so many characters of the validation text, or all."""
-    run = run_on(tmp_path, SUMS, max_val=max_val)
+    run = run_on(tmp_path, SUMS, max_val_chars=max_val_chars)
     result, every = evaluate(run), len(run.corpus.val) - 1
     assert every == math.ceil(len(SUMS) / 10) - 1
     predicted = int(result.val_losses.counts.sum())
-    assert predicted == (496 if max_val == 500 else min(max_val or every, every))
-    if max_val == 500:  # spread over all that is held out
-        assert run.val.documents[0][0] == 0 and run.val.documents[-1][1] == every + 1
+    assert predicted == (496 if max_val_chars == 500 else min(max_val_chars or every, every))
+    if max_val_chars == 500:  # spread over all that is held out
+        assert (
+            run.val_excerpt.documents[0][0] == 0 and run.val_excerpt.documents[-1][1] == every + 1
+        )
         trained = sum(end - start - 1 for start, end in run.train_excerpt.documents)
         assert trained == 48  # a tenth, in whole windows
 
 
 def test_max_val_of_a_list(tmp_path):
     """Whole items, and right answers of these."""
-    run = run_on(tmp_path, SUMS, max_val=200, **QUESTIONS)
-    items, every = (set(map(tuple, split.documents)) for split in (run.val, run.corpus.val))
+    run = run_on(tmp_path, SUMS, max_val_chars=200, **QUESTIONS)
+    items, every = (set(map(tuple, split.documents)) for split in (run.val_excerpt, run.corpus.val))
     assert items < every
     result = evaluate(run)
     wrong = result.val_losses.wrong_documents
-    assert max(wrong) < len(run.val.documents) < 30
-    assert result.exact_match == 1 - len(wrong) / len(run.val.documents)
+    assert max(wrong) < len(run.val_excerpt.documents) < 30
+    assert result.exact_match == 1 - len(wrong) / len(run.val_excerpt.documents)

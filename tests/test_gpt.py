@@ -73,7 +73,7 @@ def test_initial_weights_depend_on_the_seed():
 
 def test_initial_weights_are_those_of_gpt2():
     sizes = {"n_layer": 4, "n_head": 4, "n_embd": 256, "block_size": 64}
-    model = GPT(ModelConfig(**sizes, **GPT2 | {"n_previous": 1, "tied": False}), 65)
+    model = GPT(ModelConfig(**sizes, **GPT2 | {"n_previous": 1, "tie_weights": False}), 65)
     for name, tensor in named_tensors(model).items():
         if tensor.dim() > 1:
             std = 0.02 / math.sqrt(8) if name.endswith((".down", ".out_proj")) else 0.02

@@ -17,7 +17,7 @@ from tests.runs import build, small_run_args
 from train import train_step
 from training.device import select_runtime
 from training.distributed import World
-from training.evaluate import batch_size_for, exact_loss
+from training.evaluate import evaluation_batch_size, exact_loss
 from training.state import Run
 
 # ten times the most by which train.py's losses differ from each other in the test of 76 steps, with
@@ -48,7 +48,7 @@ def by_train(steps, text, *options):
     losses = [train_step(run).loss for _ in range(steps)]
     run.model.logit_scale = run.logit_scale
     context = settings.model.block_size
-    batch_size = batch_size_for(context, run.model.vocab_size)
+    batch_size = evaluation_batch_size(context, run.model.vocab_size)
     windows = evaluation_windows(run.corpus.val, context, batch_size)
     return losses, exact_loss(run.model, windows, run.runtime), run
 

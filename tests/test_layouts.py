@@ -3,7 +3,7 @@
 import pytest
 
 from model.attention import LAYOUTS
-from storage.checkpoint import LAST, capture, load_checkpoint
+from storage.checkpoint import LAST, load_checkpoint, make_checkpoint
 from tests.runs import bits, build, losses, small_run_args, stop_at, train
 
 
@@ -22,6 +22,6 @@ def test_resume_in_another_layout(layout, runs, tmp_path):
     stop_at(9, *options, f"--out_dir={run}")
     resumed = build(run, f"--layout={layout}")
     assert resumed.model.config.layout == layout
-    assert bits(capture(resumed).tensors) == bits(load_checkpoint(run / LAST).tensors)
+    assert bits(make_checkpoint(resumed).tensors) == bits(load_checkpoint(run / LAST).tensors)
     assert train(run, f"--layout={layout}")[0] == 0
     assert losses(run) == pytest.approx(expected, rel=0, abs=1e-6)

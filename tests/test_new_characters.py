@@ -7,7 +7,7 @@ from configs.schema import ModelConfig
 from convert import GPT2
 from data.tokenizer import CharTokenizer
 from model.gpt import GPT
-from storage.checkpoint import BEST, LAST, load_checkpoint, load_weights
+from storage.checkpoint import BEST, LAST, load_checkpoint, restore_weights
 from tests.variants import checkpoint_of, noisy
 
 OLD = "\n abdyz"
@@ -19,7 +19,7 @@ def test_new_characters_keep_the_logits():
     """Of old characters over old text."""
     old = noisy(GPT(MODEL, len(OLD), 1)).eval()
     grown = GPT(MODEL, len(NEW), seed=3).eval()
-    load_weights(checkpoint_of(old, OLD), grown)
+    restore_weights(checkpoint_of(old, OLD), grown)
     ids = torch.from_numpy(CharTokenizer(OLD).encode("bad day zz\nby a")).long()
     with torch.no_grad():
         before, after = old(ids[None]), grown(ids[None])
@@ -30,7 +30,7 @@ def test_new_characters_on_another_device(monkeypatch):
     """As on a GPU, which the device meta stands for; the checkpoint is on the CPU."""
     monkeypatch.setattr("storage.checkpoint.check_tensors", lambda *_: None)  # it reads numbers
     grown = GPT(MODEL, len(NEW)).to("meta")
-    load_weights(checkpoint_of(noisy(GPT(MODEL, len(OLD))), OLD), grown)
+    restore_weights(checkpoint_of(noisy(GPT(MODEL, len(OLD))), OLD), grown)
     assert {parameter.device.type for parameter in grown.parameters()} == {"meta"}
 
 

@@ -32,7 +32,7 @@ def test_optimizer_of_each_parameter(layout, optimizer):
     owned = [p for each in optimizers for p in next(iter(each.moments.values()))]
     matrices = {name for name, t in before.items() if t.dim() > 1 and not name.endswith(".bias")}
     if optimizer == "muon":
-        momentum = named_tensors(model, optimizers[1].moments["momentum"])
+        momentum = named_tensors(model, optimizers[1].moments["momentum_buffer"])
         assert set(momentum) == {name for name in matrices if name.startswith("blocks.")}
     assert sorted(map(id, owned)) == sorted(map(id, model.parameters()))
     for parameter in owned:
@@ -66,7 +66,7 @@ def test_optimizer_of_a_users_parameters(options, tmp_path, monkeypatch):
     assert code == 0, output
     assert same_runs(tmp_path / "whole", copy)
     saved = load_checkpoint(copy / LAST)
-    for moment in ("exp_avg.blocks.0.gate", "momentum.blocks.0.kernel"):
+    for moment in ("exp_avg.blocks.0.gate", "momentum_buffer.blocks.0.kernel"):
         assert saved.tensors[moment].abs().max() > 0, moment
 
 

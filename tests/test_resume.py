@@ -26,7 +26,7 @@ from tests.runs import (
 EARLY = ["--schedule=constant", "--warmup_ratio=1", "--learning_rate=9", "--muon_learning_rate=9",
          "--patience=1"]  # fmt: skip
 ADAMW = [
-    "--optimizer=adamw", "--schedule=cosine", "--positions=rope", "--mlp=swiglu",
+    "--optimizer=adamw", "--schedule=cosine", "--positions=rope", "--activation=swiglu",
     "--attention_dropout=0.3", "--kernel=batched", "--gradient_accumulation_steps=1",
     "--eval_interval=5", "--log_interval=3",
 ]  # fmt: skip

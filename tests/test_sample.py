@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import sample
 from common.console import UserError
-from common.words import printable, quoted
+from common.messages import printable, quoted
 from data.batches import Split, evaluation_windows
 from storage import load_model
 from tests.runs import exit_code, run_sample, sample_main
@@ -61,7 +61,7 @@ def test_sample_3_alone(sample_output, monkeypatch):
     assert numbers == [f"---------- sample {i} ----------\n" for i in (1, 2, 3)]
     assert [sample_output(*options, f"--sample={number}") for number in (1, 2, 3)] == texts
     assert len({*texts, sample_output(*options, "--seed=8")}) == 4
-    monkeypatch.setattr(sample, "BATCH_SIZE", 2)
+    monkeypatch.setattr(sample, "SAMPLES_PER_BATCH", 2)
     assert sample_output(*options, "--num-samples=3") == together
 
 

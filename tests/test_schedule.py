@@ -10,7 +10,7 @@ from train import lr_multiplier, ratio_to_steps
 
 SCHEDULES = {  # of 100 steps, the first 10 of them warm-up, the last 20 cooldown; down to a tenth
     "cosine": lambda step: 0.1 + 0.9 * (1 + math.cos(math.pi * (step - 10) / 90)) / 2,
-    "trapezoid": lambda step: min(1, 0.1 + 0.9 * (100 - step) / 20),
+    "wsd": lambda step: min(1, 0.1 + 0.9 * (100 - step) / 20),
     "constant": lambda step: 1,
 }
 

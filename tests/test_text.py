@@ -76,7 +76,7 @@ FOUND = {  # files, sources, the files that are read; each has one character
 def test_text_found(name):
     files, sources, expected = FOUND[name]
     make(files)
-    found = find(*sources).files
+    found = find(*sources).contents
     assert [content.removesuffix("\n") for content in found] == [*expected]
 
 
@@ -96,7 +96,7 @@ READ = {  # bytes, encoding, characters
 @pytest.mark.parametrize("name", READ)
 def test_text_read(name):
     content, encoding, expected = READ[name]
-    assert find(write("book.txt", content), encoding=encoding).files == [expected]
+    assert find(write("book.txt", content), encoding=encoding).contents == [expected]
 
 
 def test_text_sha256():
@@ -191,7 +191,7 @@ def test_download_once(network, folder, writable, monkeypatch):
     (folder / "code" / "data").mkdir(parents=True)
     monkeypatch.setattr(os, "access", lambda *_: writable)
     for source in (SOURCE, SOURCE.replace("example", "mirror"), "data/corpus/input.txt"):
-        assert find(source).files == [TEXT] and find(source).name.endswith("data/corpus")
+        assert find(source).contents == [TEXT] and find(source).label.endswith("data/corpus")
     assert files_in(folder) == ["code/" * writable + "data/corpus/input.txt"]
     assert network.call_count == 1
 
@@ -211,7 +211,7 @@ def test_download_failed(answer, reason, network, folder):
     network.side_effect = answer
     found = find("other.txt", SOURCE, fallback="plays")
     (note,) = found.notes
-    assert found.files == [TEXT] and note.startswith(f"{URL}: {reason}")
+    assert found.contents == [TEXT] and note.startswith(f"{URL}: {reason}")
     assert note.endswith("; training on plays, losses on it are not comparable")
     message = error_message(DataError, SOURCE)
     assert message.startswith(f"{URL}: {reason}")

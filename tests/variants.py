@@ -13,9 +13,9 @@ CHOICES = {
     "positions": ("learned", "rope"),
     "n_previous": (0, 3),
     "norm": ("layernorm", "rmsnorm"),
-    "mlp": ("gelu", "relu2", "swiglu"),
+    "activation": ("gelu", "relu2", "swiglu"),
     "bias": (False, True),
-    "tied": (False, True),
+    "tie_weights": (False, True),
     "qk_norm": (False, True),
     "logit_softcap": (0.0, 15.0),
 }

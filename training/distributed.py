@@ -4,7 +4,7 @@ As in nanoGPT, every rank holds the whole model and computes its rows of each ba
 up their gradients, so that all make the same update. Only rank 0 prints, logs, samples and saves. A
 process that torchrun did not start is a world of size 1, in which nothing is sent.
 
-`connect`, `add_up` and `max` are collectives: all ranks must call them, in the same order.
+`connect`, `all_sum_` and `all_max` are collectives: all ranks must call them, in the same order.
 """
 
 import os
@@ -68,7 +68,7 @@ class World:
             )
         return slice(self.rank * rows, (self.rank + 1) * rows)
 
-    def add_up(self, tensors: Sequence[Tensor]) -> None:
+    def all_sum_(self, tensors: Sequence[Tensor]) -> None:
         """Replace each tensor by its sum over the ranks, all of them in one exchange."""
         if self.size == 1:
             return
@@ -78,7 +78,7 @@ class World:
         for tensor, total in zip(tensors, sums, strict=True):
             tensor.copy_(total.view_as(tensor))
 
-    def max(self, *values: float) -> list[float]:
+    def all_max(self, *values: float) -> list[float]:
         """Return the elementwise maximum of the ranks' values."""
         if self.size == 1:
             return list(values)

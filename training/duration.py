@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from common.console import say
-from common.words import plural
+from common.messages import counted
 from configs.schema import Config, TrainConfig
 from training.evaluate import evaluate
 from training.samples import sample_texts
@@ -48,12 +48,12 @@ def settings_for_minutes(
 
     train = train_config_for(settings.train, timing, end - time.monotonic())
     # every rank must train for the same number of steps, and evaluate at the same ones
-    max_iters, eval_interval = map(int, world.max(train.max_iters, train.eval_interval))
+    max_iters, eval_interval = map(int, world.all_max(train.max_iters, train.eval_interval))
     train = replace(train, max_iters=max_iters, eval_interval=eval_interval)
 
     say(
-        f"--minutes={minutes:g}: {plural(max_iters, 'step')} of {timing.step:.3f} s, and "
-        f"evaluations of {timing.evaluation:.1f} s; a smaller --max_val shortens them"
+        f"--minutes={minutes:g}: {counted(max_iters, 'step')} of {timing.step:.3f} s, and "
+        f"evaluations of {timing.evaluation:.1f} s; a smaller --max_val_chars shortens them"
     )
     return replace(settings, train=train)
 
@@ -72,7 +72,7 @@ def measure_timing(probe_run: Run, train_step: Callable[[Run], object], seconds:
 
     seconds_per_step(2)  # not timed, because they allocate memory and compile
     affordable = min(seconds / 20, 30) / seconds_per_step(3)
-    step = seconds_per_step(int(probe_run.world.max(max(3, affordable))[0]))
+    step = seconds_per_step(int(probe_run.world.all_max(max(3, affordable))[0]))
 
     # one evaluation, with what the log draws: all evaluations take equally long
     began = time.perf_counter()

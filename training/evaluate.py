@@ -47,7 +47,7 @@ class WindowLosses:
 class Evaluation:
     """The result of an evaluation. Losses are in nats per character.
 
-    val_losses   losses of the windows `run.val`: the whole validation text, if it is not too long
+    val_losses   losses of `run.val_excerpt`: the whole validation text, if it is not too long
     train_loss   exact loss of the windows `run.train_excerpt`
     exact_match  fraction of the validation items that are answered right; None without answers
     """
@@ -65,22 +65,22 @@ def evaluate(run: Run) -> Evaluation:
     """Measure the losses of a run's model; every rank does, so that all know the same best loss."""
     run.model.logit_scale = run.logit_scale
     block_size = run.settings.model.block_size
-    batch_size = batch_size_for(block_size, run.model.vocab_size)
+    batch_size = evaluation_batch_size(block_size, run.model.vocab_size)
 
     def losses_on(split: Split) -> WindowLosses:
         windows = evaluation_windows(split, block_size, batch_size)
         return window_losses(run.model, windows, run.runtime)
 
-    val_losses, train_losses = losses_on(run.val), losses_on(run.train_excerpt)
+    val_losses, train_losses = losses_on(run.val_excerpt), losses_on(run.train_excerpt)
 
     # an answer is right if each of its characters is the likeliest after those before
     exact_match = None
     if run.settings.data.answer_after:
-        exact_match = 1 - len(val_losses.wrong_documents) / len(run.val.documents)
+        exact_match = 1 - len(val_losses.wrong_documents) / len(run.val_excerpt.documents)
     return Evaluation(val_losses, train_losses.mean, exact_match)
 
 
-def batch_size_for(block_size: int, vocab_size: int) -> int:
+def evaluation_batch_size(block_size: int, vocab_size: int) -> int:
     """Return how many windows of `block_size` tokens to evaluate at once."""
     tokens = min(TOKENS_PER_BATCH, LOGITS_PER_BATCH // vocab_size)
     return max(1, tokens // block_size)

@@ -13,9 +13,14 @@ from torch.optim.adamw import adamw
 
 from configs.schema import TrainConfig
 from model.gpt import GPT
-from model.parameters import named_parts
+from model.parameters import tensor_views
 
-FIXED = {"eps": 1e-8, "amsgrad": False, "maximize": False, "fused": True}  # of PyTorch's adamw
+ADAMW_OPTIONS = {
+    "eps": 1e-8,
+    "amsgrad": False,
+    "maximize": False,
+    "fused": True,
+}  # of PyTorch's adamw
 
 
 class Optimizer:
@@ -58,7 +63,7 @@ class AdamW(Optimizer):
             exp_avg, exp_avg_sq = ([each[p] for p in parameters] for each in self.moments.values())
             gradients = [p.grad for p in parameters]
             counts = [self.count_of[p] for p in parameters]  # adamw adds 1 to each
-            options = FIXED | self.betas | {"lr": self.lr, "weight_decay": weight_decay}
+            options = ADAMW_OPTIONS | self.betas | {"lr": self.lr, "weight_decay": weight_decay}
             adamw(parameters, gradients, exp_avg, exp_avg_sq, [], counts, **options)
 
 
@@ -73,14 +78,14 @@ class Muon(Optimizer):
 
     def __init__(self, model: nn.Module, train: TrainConfig, dtype: torch.dtype):
         parameters, self.groups = [], defaultdict(list)  # (R, C) -> N, shape, parts of each tensor
-        for name, (shape, parts) in named_parts(model).items():
+        for name, (shape, parts) in tensor_views(model).items():
             if name.startswith("blocks.") and len(shape) > 1 and not name.endswith(".bias"):
                 like = torch.empty(shape, device="meta")
                 # qkv (3, H, D, C) is three matrices, any other tensor is one
                 matrices = like.flatten(1, 2) if like.dim() == 4 else like.flatten(1)[None]
                 self.groups[matrices.shape[1:]].append((len(matrices), shape, parts))
                 parameters += [parameter for parameter, _ in parts(like)]
-        super().__init__(parameters, train.muon_learning_rate, ("momentum",))
+        super().__init__(parameters, train.muon_learning_rate, ("momentum_buffer",))
         self.momentum, self.weight_decay = train.muon_momentum, train.weight_decay
         self.dtype = dtype
 
@@ -89,7 +94,7 @@ class Muon(Optimizer):
         """Update all parameters from their gradients."""
         # Nesterov momentum: a running mean of the gradients, and a look a step ahead
         updates = {}
-        for parameter, average in self.moments["momentum"].items():
+        for parameter, average in self.moments["momentum_buffer"].items():
             average.lerp_(parameter.grad, 1 - self.momentum)
             updates[parameter] = parameter.grad.lerp(average, self.momentum)
 
@@ -139,5 +144,5 @@ def build_optimizers(model: GPT, train: TrainConfig, dtype: torch.dtype) -> list
     if train.optimizer == "adamw":
         return [AdamW(list(model.parameters()), train)]
     muon = Muon(model, train, dtype)
-    others = [p for p in model.parameters() if p not in muon.moments["momentum"]]
+    others = [p for p in model.parameters() if p not in muon.moments["momentum_buffer"]]
     return [AdamW(others, train), muon]

@@ -54,7 +54,7 @@ def wrong_answers(run: Run, wrong_documents: np.ndarray) -> str:
 
     An answer that was wrong in bfloat16 but is right here, in float32, is not listed.
     """
-    val, item_format = run.val, run.corpus.item_format
+    val, item_format = run.val_excerpt, run.corpus.item_format
     lines = []
     for start, end in val.documents[wrong_documents[:SHOWN_ANSWERS]]:
         item = run.corpus.tokenizer.decode(val.ids[start + 1 : end])  # not the end of another item

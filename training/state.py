@@ -64,15 +64,15 @@ class Progress:
 class StepResult:
     """The result of a step.
 
-    loss         mean over all predictions of the step, nats per character
-    grad_norm    gradient norm before clipping
-    predictions  number of predictions that count, over all processes (ranks)
-    seconds      duration of the step
+    loss           mean over all predictions of the step, nats per character
+    grad_norm      gradient norm before clipping
+    n_predictions  number of predictions that count, over all processes (ranks)
+    seconds        duration of the step
     """
 
     loss: float
     grad_norm: float
-    predictions: int
+    n_predictions: int
     seconds: float
 
 
@@ -86,12 +86,14 @@ class Run:
     def __init__(self, settings: Config, corpus: Corpus, runtime: Runtime, world: World):
         train, block_size = settings.train, settings.model.block_size
         self.corpus, self.runtime, self.world, self.progress = corpus, runtime, world, Progress()
-        self.rows = world.rows(train.batch_size)  # the rows of each batch that this rank computes
+        self.rank_rows = world.rows(
+            train.batch_size
+        )  # the rows of each batch that this rank computes
         self.batches = Batches(corpus.train, block_size, train.batch_size, settings.seed)
         # the windows of each evaluation: of a long text, all would take longer than the training
-        val, max_val = corpus.val, settings.data.max_val or len(corpus.val)
-        self.val = val.evenly_spaced(max_val, block_size)
-        train_size = int(TRAIN_PER_VAL * min(len(val), max_val))
+        val, max_val_chars = corpus.val, settings.data.max_val_chars or len(corpus.val)
+        self.val_excerpt = val.evenly_spaced(max_val_chars, block_size)
+        train_size = int(TRAIN_PER_VAL * min(len(val), max_val_chars))
         self.train_excerpt = corpus.train.evenly_spaced(train_size, block_size)
         all_batches = train.max_iters * train.gradient_accumulation_steps
         self.planned_epochs = self.batches.epochs(all_batches)
@@ -102,9 +104,9 @@ class Run:
         self.compiled_model = torch.compile(self.model) if settings.compile else self.model
         self.optimizers = build_optimizers(self.model, train, runtime.dtype)
         # what a checkpoint has of each parameter, by kind: itself, and its moments
-        self.tensors_by_kind = {"model": {p: p for p in self.model.parameters()}}
+        self.state_by_kind = {"model": {p: p for p in self.model.parameters()}}
         for optimizer in self.optimizers:
-            self.tensors_by_kind |= optimizer.moments
+            self.state_by_kind |= optimizer.moments
 
     def divergence_error(self, what: str) -> NonFiniteError:
         """Return the error for a run that has diverged."""

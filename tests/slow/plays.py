@@ -9,7 +9,7 @@ import torch
 
 from configs.schema import ModelConfig
 from model.gpt import GPT
-from model.parameters import load_tensors
+from model.parameters import set_tensors
 from page.export import expected_logits, fill_template
 from tests.conftest import ROOT
 
@@ -24,7 +24,7 @@ def refreshed(page: str) -> str:
     arrays = numbers.split([int(np.prod(shape)) for _, shape in data["shapes"]])
     model = GPT(ModelConfig(**data["config"]), len(data["vocabulary"]))
     named = zip(data["shapes"], arrays, strict=True)
-    load_tensors(model, {name: array.view(shape) for (name, shape), array in named})
+    set_tensors(model, {name: array.view(shape) for (name, shape), array in named})
     return fill_template(data | {"check": expected_logits(model)}, weights).decode()
 
 

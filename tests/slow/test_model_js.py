@@ -20,8 +20,8 @@ from page import export
 from tests.conftest import ROOT
 from tests.variants import CHOICES, random_model
 
-RECIPES = ("positions", "n_previous", "norm", "tied", "qk_norm", "logit_softcap")
-PAGE_CHOICES = {name: CHOICES[name] for name in RECIPES} | {"mlp": ("gelu", "relu2")}
+RECIPES = ("positions", "n_previous", "norm", "tie_weights", "qk_norm", "logit_softcap")
+PAGE_CHOICES = {name: CHOICES[name] for name in RECIPES} | {"activation": ("gelu", "relu2")}
 SIZES = (  # n_layer, n_head, n_embd, block_size
     {"n_layer": 1, "n_head": 1, "n_embd": 2, "block_size": 1},
     {"n_layer": 3, "n_head": 3, "n_embd": 30, "block_size": 5},

@@ -80,7 +80,7 @@ def test_page_replaces_a_page_alone(uninterrupted, tmp_path):
     assert path.read_text() == "no page"
 
 
-@pytest.mark.parametrize("choice", [{"mlp": "swiglu"}, {"bias": True}], ids=str)
+@pytest.mark.parametrize("choice", [{"activation": "swiglu"}, {"bias": True}], ids=str)
 def test_page_refuses_other_architectures(choice, tmp_path):
     path = save_model(tmp_path / "a.safetensors", random_model(**choice), "\nabcdefghij")
     with pytest.raises(ConfigError, match="a page runs the architectures of the recipes, without"):

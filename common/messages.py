@@ -24,7 +24,7 @@ def quoted_character(character: str) -> str:
     return f"'{character}' (U+{ord(character):04X})"
 
 
-def plural(count: int, noun: str) -> str:
+def counted(count: int, noun: str) -> str:
     """Return `1 item`, `2 items`."""
     return f"{count:,} {noun}{'s' * (count != 1)}"
 
