@@ -22,7 +22,7 @@ from storage.checkpoint import (
     FORMAT,
     LAST,
     Checkpoint,
-    digest,
+    checkpoint_digest,
     load_checkpoint,
     load_for_sampling,
 )
@@ -118,7 +118,9 @@ OTHER_FILES = {
     "safetensors": safetensors.torch.save({"w": torch.zeros(3)}),
     "pickle": pickle.dumps({"model": [1, 2]}),
     "PyTorch": pytorch_file(),
-    "version": safetensors.torch.save({}, {"hornbook 3": "{}", "sha256": digest("{}", {})}),
+    "version": safetensors.torch.save(
+        {}, {"hornbook 3": "{}", "sha256": checkpoint_digest("{}", {})}
+    ),
 }
 
 
@@ -133,7 +135,7 @@ def rewrite(path, **parts):
     """Replace parts of the JSON of a checkpoint."""
     saved = load_checkpoint(path)
     text = json.dumps(asdict(replace(saved, tensors={}, path=None)) | parts)
-    metadata = {FORMAT: text, "sha256": digest(text, saved.tensors)}
+    metadata = {FORMAT: text, "sha256": checkpoint_digest(text, saved.tensors)}
     path.write_bytes(safetensors.torch.save(saved.tensors, metadata))
 
 

@@ -37,7 +37,7 @@ def test_corpus_with_val_sources():
     assert parts_of(corpus) == ["aaab" * 50 + "\n" + "abab" * 50 + "\n", "abac" * 20]
     assert corpus.tokenizer.vocabulary == "\nabc"
     assert corpus.val_sha256 == load("val.txt").text.sha256
-    assert corpus.text.sha256 == load("books").text.sha256 and corpus.text.files == []
+    assert corpus.text.sha256 == load("books").text.sha256 and corpus.text.contents == []
 
 
 @pytest.mark.parametrize("content", ["o" * 1000, "", "abcdefghi"])

@@ -62,4 +62,4 @@ def test_step_of_micro_batches(targets, text):
         expected = cross_entropy(run.model.train()(x), y).item()
     result = train_step(run)
     assert result.loss == pytest.approx(expected, rel=1e-6)
-    assert result.predictions == sum(counts)
+    assert result.n_predictions == sum(counts)

@@ -5,7 +5,7 @@ import pytest
 from benchmarks import trials
 from common.console import ConfigError
 from configs.command import parse_train
-from storage.log import HEADER, METRICS
+from storage.log import CSV_HEADER, METRICS
 from tests.conftest import ROOT
 
 SMOKE = "configs/smoke.yaml"
@@ -28,7 +28,7 @@ def compare(tmp_path, monkeypatch, capsys):
         (run.folder / trials.OUTPUT).write_text(f"text\n{line}\n\n")
         rate = float(run.trial.partition("=")[2] or 0)
         rows = f"1,6,,,,4,1,\n60,6,,,,{1.4 + rate + run.seed / 1000},1,\n"
-        (run.folder / METRICS).write_text(f"{HEADER}\n{rows}")
+        (run.folder / METRICS).write_text(f"{CSV_HEADER}\n{rows}")
         trials.write_record(run, finished=code == 0)
         return code
 
