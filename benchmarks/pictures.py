@@ -1,6 +1,6 @@
-"""The pictures of docs/gpt.md and docs/dashboard.md, from real runs: python -m benchmarks.pictures
+"""The pictures of docs/gpt.md and docs/usage.md, from real runs: python -m benchmarks.pictures
 
-Trains four models for gpt.md, in half an hour or less on two cores, and six for dashboard.md, in
+Trains four models for gpt.md, in half an hour or less on two cores, and six for usage.md, in
 about two minutes; with the name of one document, only those of it. Prints their losses, draws
 docs/pictures/*.svg and docs/curves.svg, and saves the model of gpt.md without its optimizer state.
 
@@ -233,7 +233,7 @@ def draw_gpt(folder: Path) -> None:
     overfitting(pictures / "overfitting.svg", folder)
 
 
-# ------------------------------------------------------------------------------------- dashboard.md
+# ----------------------------------------------------------------------------------------- usage.md
 
 STEPS, LIMITS = 200, (1, 5)  # of both axes
 
@@ -269,8 +269,8 @@ def train_example(folder: Path, title: str, options: list[str], characters: int 
     return train_variant(folder, title, *fixed, *options)
 
 
-def draw_dashboard(folder: Path) -> None:
-    """Train the examples of dashboard.md; draw a panel for each, with losses above LIMITS there."""
+def draw_usage(folder: Path) -> None:
+    """Train the examples of usage.md; draw a panel for each, with losses above LIMITS there."""
     runs = [
         train_example(folder / str(i), title, options, characters)
         for i, (title, (_, options, characters)) in enumerate(EXAMPLES.items())
@@ -296,7 +296,7 @@ def draw_dashboard(folder: Path) -> None:
         axes.figure.legend(*legend, loc="outside lower center", ncols=3)
 
 
-DOCUMENTS = {"gpt.md": draw_gpt, "dashboard.md": draw_dashboard}
+DOCUMENTS = {"gpt.md": draw_gpt, "usage.md": draw_usage}
 
 
 def main(argv: list[str] | None = None) -> None:
