@@ -185,17 +185,17 @@ def build_run(command: TrainCommand, world: World) -> Run:
     """Build the run of a command: a new one, or one in the state of its checkpoint."""
     # what it starts from: its own checkpoint, that of another model, or nothing
     checkpoint = None
-    if command.resumes:
+    if command.mode == "resumed":
         checkpoint = load_checkpoint(command.folder / LAST)
-    elif command.init_from:
+    elif command.mode == "fine-tuned":
         checkpoint = load_for_sampling(command.init_from)
 
     # its settings, then what they name: the device, the text, the length
-    settings = command.settings(checkpoint.settings) if checkpoint else command.config
+    settings = command.build_settings(checkpoint.settings) if checkpoint else command.config
     runtime = select_runtime(settings.device, settings.dtype)
     world.connect(runtime.device)
     corpus = load_corpus(settings.data, checkpoint.vocabulary if checkpoint else "")
-    if command.minutes and not command.resumes:
+    if command.minutes and command.mode != "resumed":
         make_run = partial(Run, corpus=corpus, runtime=runtime, world=world)
         settings = settings_for_minutes(
             command.minutes, command.began, settings, make_run, train_step
@@ -203,7 +203,7 @@ def build_run(command: TrainCommand, world: World) -> Run:
 
     # the model, with initial or saved weights, its optimizers and batches
     run = Run(settings, corpus, runtime, world)
-    if command.resumes:
+    if command.mode == "resumed":
         restore(checkpoint, run)
     elif checkpoint:
         restore_weights(checkpoint, run.model)

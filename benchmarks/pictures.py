@@ -135,7 +135,7 @@ def schedules(path: Path) -> None:
         for schedule, color in SCHEDULES.items():
             options = ["--max_iters=1000", "--warmup_ratio=0.05", "--cooldown_ratio=0.4"]
             options.append(f"--schedule={schedule}")
-            settings = parse_train(["configs/nanogpt_cpu.yaml", *options]).settings().train
+            settings = parse_train(["configs/nanogpt_cpu.yaml", *options]).config.train
             steps = np.arange(0, settings.max_iters, 4)
             rates = [lr_multiplier(step, settings) for step in steps.tolist()]
             axes.plot(steps, rates, color=color, label=schedule)

@@ -205,7 +205,7 @@ def compare_decoding(options: argparse.Namespace, words: list[str]) -> None:
     """Let the programs write by turns; print a table for each model."""
     print(f"{torch.get_num_threads()} thread(s), torch {torch.__version__}")
     for config in options.configs or GPT2_RECIPES:
-        sizes = parse_train([config, *DECODE_OPTIONS, *words]).settings().model
+        sizes = parse_train([config, *DECODE_OPTIONS, *words]).config.model
         programs, T = decoders(sizes, options.nanogpt), sizes.block_size
         print("\n| model | program | parameters | where | characters/s | ratio |")
         print("| --- | --- | ---: | --- | ---: | ---: |")

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from common.console import ConfigError, prepare_console, print_text
 from common.files import expand_home, files_of_run, holds_run, resolve_bundled, runs_near
@@ -90,15 +91,15 @@ class TrainCommand(StartOptions):
     config_file: str = ""  # "" if a run folder was named
     out_dir: str = ""
     folder: Path = Path()
-    resumes: bool = False  # whether the run in the folder goes on
+    mode: Literal["new", "resumed", "fine-tuned"] = "new"
     settings_in_file: Mapping[str, object] = dataclasses.field(default_factory=dict)
-    options: Mapping[str, object] = dataclasses.field(default_factory=dict)  # override the file
-    config: Config | None = None  # of a new run; None: a checkpoint has some of its settings
+    overrides: Mapping[str, object] = dataclasses.field(default_factory=dict)  # options
+    config: Config | None = None  # of a new run; other modes need the checkpoint: build_settings
     began: float = dataclasses.field(default_factory=time.monotonic)  # before torch is imported
 
     def refuse_to_replace(self) -> None:
         """Raise ConfigError if a new run would replace one that is there."""
-        if self.resumes or self.overwrite:
+        if self.mode == "resumed" or self.overwrite:
             return
         if self.resume and not holds_run(self.folder):
             return  # one that was killed before its first checkpoint: its log goes on
@@ -108,28 +109,28 @@ class TrainCommand(StartOptions):
                 "--overwrite replaces it, another --out_dir leaves it alone"
             )
 
-    def settings(self, saved: Config | None = None) -> Config:
+    def build_settings(self, saved: Config | None = None) -> Config:
         """Return the settings of the run; raise ConfigError if they contradict.
 
         `saved` are those of the checkpoint that the run starts from. A resumed run keeps them, a
         new one only takes its architecture from them. Options change what may change.
         """
         then = flat_settings(saved) if saved else {}
-        options = self.options | {"out_dir": self.out_dir}
-        if "sources" in options:  # a text that was named has no stand-in
-            options = {"fallback": ""} | options
+        overrides = self.overrides | {"out_dir": self.out_dir}
+        if "sources" in overrides:  # a text that was named has no stand-in
+            overrides = {"fallback": ""} | overrides
 
         values, kept = self.settings_in_file, set()
-        if saved and self.resumes:
+        if self.mode == "resumed" and saved:
             values, kept = then, FIXED
         elif saved:
             values, kept = values | {name: then[name] for name in ARCHITECTURE}, ARCHITECTURE
             if saved.model.positions == "rope":  # no weights depend on the length of the context
                 kept = kept - {"block_size"}
 
-        where = self.out_dir if self.resumes else self.init_from or self.config_file
-        with error_context(f"{where}{' and the options' if self.options else ''}"):
-            settings = from_flat(values | options)
+        where = self.out_dir if self.mode == "resumed" else self.init_from or self.config_file
+        with error_context(f"{where}{' and the options' if self.overrides else ''}"):
+            settings = from_flat(values | overrides)
         if not saved:
             return settings
 
@@ -141,8 +142,10 @@ class TrainCommand(StartOptions):
                 "model"
             )
         # batch i begins at window i * batch_size of the epochs: another size would skip text
-        windows = then["batch_size"] * then["gradient_accumulation_steps"]
-        if self.resumes and windows != now["batch_size"] * now["gradient_accumulation_steps"]:
+        windows, new_windows = (
+            values["batch_size"] * values["gradient_accumulation_steps"] for values in (then, now)
+        )
+        if self.mode == "resumed" and windows != new_windows:
             size = math.gcd(now["batch_size"], windows)
             raise ConfigError(
                 f"batch_size * gradient_accumulation_steps must stay {windows}, or the run would "
@@ -185,19 +188,20 @@ def parse_train(argv: Sequence[str] | None = None) -> TrainCommand:
         out_dir = f"out/{Path(path).stem}"
     folder = expand_home(out_dir)
     given = {name: options.pop(name) for name in fields_of(StartOptions) if name in options}
+    resumed = holds_run(folder) and (is_run or given.get("resume", False))
     command = TrainCommand(
         **given,
         config_file="" if is_run else path,
         out_dir=out_dir,
         folder=folder,
-        resumes=holds_run(folder) and (is_run or given.get("resume", False)),
+        mode="resumed" if resumed else "fine-tuned" if "init_from" in given else "new",
         settings_in_file=in_file,
-        options=options,
+        overrides=options,
     )
 
     # find mistakes now, unless a checkpoint has some of the settings
-    if command.print_config or not (command.resumes or command.init_from):
-        command = dataclasses.replace(command, config=command.settings())
+    if command.print_config or command.mode == "new":
+        command = dataclasses.replace(command, config=command.build_settings())
     if command.print_config:
         print_text(to_yaml(command.config))
         raise SystemExit(0)

@@ -36,7 +36,7 @@ FINE_TUNE_FACTOR = 0.3
 
 def say_start(command: TrainCommand, checkpoint: Checkpoint | None, run: Run) -> None:
     """Print from which checkpoint a run starts, and what the user should know about that."""
-    if command.resume and not command.resumes:
+    if command.resume and command.mode != "resumed":
         # the first start of a script that always resumes, or a misspelled --out_dir
         runs = runs_near(command.folder)
         hint = f"; other runs: {first_few(runs)}" if runs else ""
@@ -45,7 +45,7 @@ def say_start(command: TrainCommand, checkpoint: Checkpoint | None, run: Run) ->
         return
 
     now, before = run.settings.train, checkpoint.settings.train
-    if command.resumes:
+    if command.mode == "resumed":
         file = command.config_file
         own_settings = f" with its own settings, not those of {file}" if file else ""
         step = f"step {run.progress.step:,} of {now.max_iters:,}"

@@ -154,7 +154,7 @@ def test_name_that_is_not_utf_8():
 def test_value(words):
     options = words.split() if words.startswith("--") else []
     file = "my.yaml" if options else write("value.yaml", words)
-    found = flat_settings(parse_train([file, *options]).settings())
+    found = flat_settings(parse_train([file, *options]).config)
     value = found[re.search(r"[a-z][\w-]+", words)[0].replace("-", "_")]
     assert value == VALUES[words] and type(value) is type(VALUES[words])
 
@@ -205,8 +205,8 @@ def test_names_of_other_projects():
 def test_print_config_is_a_config(path, capsys):
     with pytest.raises(SystemExit, match="0"):
         parse_train([str(path), "--n_layer=5", "--print-config"])
-    again = parse_train([write("again.yaml", capsys.readouterr().out)]).settings()
-    assert again == parse_train([str(path), "--n_layer=5"]).settings()
+    again = parse_train([write("again.yaml", capsys.readouterr().out)]).config
+    assert again == parse_train([str(path), "--n_layer=5"]).config
 
 
 def test_yaml_of_special_characters():
@@ -214,7 +214,7 @@ def test_yaml_of_special_characters():
     for text in [*special, "null", "1e3", "a: b", " a ", "а\nб"]:
         shown = to_yaml(Config(out_dir=text))
         assert all(printable(line) == line for line in shown.split("\n"))
-        assert parse_train([write("again.yaml", shown)]).settings() == Config(out_dir=text)
+        assert parse_train([write("again.yaml", shown)]).config == Config(out_dir=text)
 
 
 @pytest.mark.parametrize(
@@ -235,24 +235,29 @@ def test_help_has_every_setting(parse, sections, capsys):
 
 
 def test_config_here_or_beside_the_code():
-    assert parse_train(["configs/smoke.yaml"]).settings() == parse_train([SMOKE]).settings()
+    assert parse_train(["configs/smoke.yaml"]).config == parse_train([SMOKE]).config
     write("configs/smoke.yaml", "seed: 9\n")
-    assert parse_train(["configs/smoke.yaml"]).settings().seed == 9
+    assert parse_train(["configs/smoke.yaml"]).config.seed == 9
 
 
 @pytest.mark.parametrize("words", [["out/book/", "--seed=1"], ["~/out/book", "--resume"]])
 def test_run_folder_is_resumed(words):
     """With its own settings and the options; its name stays as it was typed."""
     command = parse_train(words)
-    assert command.resumes and command.out_dir == words[0] and command.settings_in_file == {}
-    resumed = command.settings(Config(seed=9, compile=True, out_dir="elsewhere"))
-    assert resumed == Config(seed=command.options.get("seed", 9), compile=True, out_dir=words[0])
+    assert (command.mode, command.out_dir, command.settings_in_file) == ("resumed", words[0], {})
+    resumed = command.build_settings(Config(seed=9, compile=True, out_dir="elsewhere"))
+    assert resumed == Config(seed=command.overrides.get("seed", 9), compile=True, out_dir=words[0])
 
 
 def test_config_starts_a_run_or_resumes_it():
-    for words, resumes in ([], False), (["--resume"], True), (["--resume", "--minutes=3"], True):
+    for words, mode in [
+        ([], "new"),
+        (["--init_from=out/book"], "fine-tuned"),
+        (["--resume"], "resumed"),
+        (["--resume", "--init_from=out/book", "--minutes=3"], "resumed"),
+    ]:
         command = parse_train(["~/my.yaml", *words])
-        assert (command.resumes, command.out_dir) == (resumes, "out/book")
+        assert (command.mode, command.out_dir) == (mode, "out/book")
     assert parse_train(["my.yaml", "--out_dir=~/a"]).out_dir == "~/a"
     assert parse_train(["my.yaml", "--out_dir=auto"]).out_dir == "out/my"
 

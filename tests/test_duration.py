@@ -22,7 +22,7 @@ def test_minutes_of_every_recipe():
     """The schedule has the same shares of the time as in the recipe."""
     for path in sorted(ROOT.glob("configs/*.yaml")):
         for minutes in (0.05, 5):
-            settings = parse_train([str(path), f"--minutes={minutes}"]).settings().train
+            settings = parse_train([str(path), f"--minutes={minutes}"]).config.train
             fitted = train_config_for(settings, Timing(step=0.1, evaluation=0.3), 60 * minutes)
             assert 20 < fitted.max_iters * 0.1 / minutes < 60
             steps = [lr_multiplier(step, fitted) for step in range(fitted.max_iters)]

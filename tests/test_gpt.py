@@ -85,7 +85,7 @@ def test_initial_weights_are_those_of_gpt2():
 def test_parameter_counts_are_nanogpts():
     for device, count in (("cpu", 795_904), ("gpu", 10_646_784)):
         command = parse_train([f"configs/nanogpt_{device}.yaml", "--kernel=sdpa"])
-        assert parameter_count(GPT(command.settings().model, 65)) == count
+        assert parameter_count(GPT(command.config.model, 65)) == count
 
 
 def test_cache_of_the_model():

@@ -43,7 +43,7 @@ def one_thread():
 def by_train(steps, text, *options):
     """Return what train.py computes: losses, exact validation loss, and a model with its scale."""
     recipe = ["configs/shakespeare.yaml", f"--sources={text}", f"--max_iters={steps}"]
-    settings = parse_train([*recipe, "--dropout=0", *options]).settings()
+    settings = parse_train([*recipe, "--dropout=0", *options]).config
     run = Run(settings, load_corpus(settings.data), select_runtime("cpu", "float32"), World())
     losses = [train_step(run).loss for _ in range(steps)]
     run.model.logit_scale = run.logit_scale
@@ -73,7 +73,7 @@ def assert_equal(steps, text, tolerance, *options):
 
 def test_hornbook_has_the_settings():
     """Of configs/shakespeare.yaml."""
-    settings = flat_settings(parse_train(["configs/shakespeare.yaml"]).settings())
+    settings = flat_settings(parse_train(["configs/shakespeare.yaml"]).config)
     settings |= {"temperature": schema.DEFAULT_TEMPERATURE}
     settings["adamw_betas"] = settings["beta1"], settings["beta2"]
     constants = {name: value for name, value in vars(hornbook).items() if name.isupper()}

@@ -79,7 +79,7 @@ def make_page(
     The prompt is the example question of its checkpoint.
     """
     vocabulary = "".join(sorted(set(text)))
-    settings = parse_train([f"configs/{recipe}.yaml"]).settings().model
+    settings = parse_train([f"configs/{recipe}.yaml"]).config.model
     choices = {name: getattr(settings, name) for name in CHOICES}
     model = random_model(vocab_size=len(vocabulary), **choices)
     config = Config(model=model.config, data=DataConfig(**data or {}))

@@ -51,7 +51,7 @@ def test_trials_combine_values_and_seeds():
     assert [run.trial for run in runs[:2]] == [f"learning_rate=0.01,n_layer={n}" for n in (1, 2)]
     assert len({run.folder for run in runs}) == 8
     command = parse_train(runs[-1].words)
-    config = command.settings()
+    config = command.config
     assert command.resume  # what was interrupted continues
     assert (config.train.learning_rate, config.model.n_layer, config.seed) == (0.02, 2, 2)
     assert config.train.max_iters == 60
