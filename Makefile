@@ -1,7 +1,6 @@
 # make train: set up once, then train on Shakespeare.   make test: set up once, then every test.
 PYTHON ?= python3
 BIN := .venv/bin
-# Linux without an NVIDIA GPU: make train INSTALL="uv pip install --python .venv --torch-backend=auto"
 INSTALL ?= $(BIN)/python -m pip install
 
 .PHONY: train test lint
@@ -24,8 +23,10 @@ lint: .venv/dev
 	[ -e $@ ] || [ "$$($(BIN)/python -V 2>&1)" = "$$($(PYTHON) -V)" ] || rm -rf .venv
 	[ -e $@ ] || $(PYTHON) -m venv .venv
 ifeq ($(origin INSTALL),file)
-	@[ "$$(uname)" != Linux ] || command -v nvidia-smi > /dev/null || \
-	  echo "pip brings 2.8 GB of CUDA libraries that no GPU here uses; docs/usage.md has a command with uv that does not"
+	@[ "$$(uname)" != Linux ] || command -v nvidia-smi > /dev/null || { \
+	  echo "pip installs more than 5 GB, most of it CUDA, which nothing here can use; 1 GB is enough:"; \
+	  echo '  make train INSTALL="uv pip install --python .venv --torch-backend=auto"'; \
+	  [ -n "$$CI" ] || { echo "going on in 5 seconds; Ctrl-C stops"; sleep 5; }; }
 endif
 	$(INSTALL) -r requirements.txt
 	touch $@
