@@ -91,13 +91,10 @@ def test_notebook_runs(tmp_path, monkeypatch):
     }
     options = ShellConfig({"HistoryManager": {"enabled": False}})
     shell = InteractiveShell.instance(config=options, user_module=ModuleType("notebook"))
-
-    def system(command):
-        """Run the command after ! or %."""
-        if not command.endswith("pip install -q -r requirements.txt"):
-            run_here(shell.var_expand(command))
-
-    shell.system, outputs = system, {}
+    # the packages are there
+    monkeypatch.setattr(shell, "system", lambda command: None)
+    monkeypatch.setattr("sys.excepthook", sys.excepthook)  # a command of %run replaces it
+    outputs = {}
     for cell in nbformat.read(NOTEBOOK, as_version=4).cells:
         if cell.cell_type == "code":
             source = cell.source
