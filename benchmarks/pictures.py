@@ -1,35 +1,27 @@
-"""The pictures of docs/gpt.md and docs/usage.md, from real runs: python -m benchmarks.pictures
+"""The pictures of the documents, from real runs: python -m benchmarks.pictures
 
-Trains four models for gpt.md, in half an hour or less on two cores, and six for usage.md, in
-about two minutes; with the name of one document, only those of it. Prints their losses, draws
-docs/pictures/*.svg and docs/curves.svg, and saves the model of gpt.md without its optimizer state.
+Trains four models for docs/gpt.md and six for docs/curves.svg: half an hour or less on two cores.
+Prints their losses, draws the pictures, and saves the first model, docs/pictures/plays.safetensors.
 
 The same figures give the same files: these have no date, and their ids come from a fixed salt. The
 page is white, so that they are readable in dark mode too.
 """
 
-import argparse
 import tempfile
-import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import matplotlib
 import numpy as np
 import torch
-
-try:
-    import matplotlib
-except ModuleNotFoundError as error:
-    raise SystemExit(f"error: {error}; pip install -r requirements-dev.txt") from None
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.runs import read_curves, train
 from common.files import write_atomic
-from configs.command import parse_train
-from configs.schema import DataConfig
+from configs.schema import DataConfig, TrainConfig
 from data.batches import evaluation_windows
 from data.corpus import Corpus, load_corpus
 from model.generate import Sampler
@@ -51,7 +43,6 @@ STYLE = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
-    "axes.axisbelow": True,
     "grid.color": "#dddddd",
     "lines.linewidth": 1.6,
     "legend.frameon": False,
@@ -61,23 +52,20 @@ STYLE = {
 
 
 @contextmanager
-def picture(
-    path: Path, height: float, rows: int = 1, columns: int = 1, **options
-) -> Iterator[Axes]:
+def picture(path: Path, height: float, **options) -> Iterator[Axes]:
     """Yield the axes of a new figure of `height` inches (an array if several), then save it as SVG.
 
     `options` go to `Figure.subplots`.
     """
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(WIDTH, height), layout="constrained", facecolor="white")
-        yield figure.subplots(rows, columns, **options)
+        yield figure.subplots(**options)
         figure.savefig(path, format="svg", metadata={"Date": None, "Creator": None})
 
 
 def train_variant(folder: Path, name: str, *options: str) -> Path:
     """Train a variant of configs/fast.yaml in float32; print its losses and return its folder."""
-    fixed = ["--dtype=float32", "--kernel=sdpa"]
-    train(folder, "configs/fast.yaml", *fixed, *options)
+    train(folder, "configs/fast.yaml", "--dtype=float32", "--kernel=sdpa", *options)
     curves = read_curves(folder)
     val, train_loss = curves["val/loss"], curves["val/train_loss"]
     best = val.argmin()
@@ -113,35 +101,26 @@ SAMPLER_SETTINGS = {
     "top-p 0.7": {"top_p": 0.7},
     "min-p 0.3": {"min_p": 0.3},
 }
-BLANK_NAMES = {"\n": "newline", "\t": "tab", " ": "space"}
-FILLERS = "\u115f\u1160\u2800\u3164\uffa0"  # invisible characters outside categories C, M, Z
-SYMBOLS = {"\n": "\\n", " ": "_"}  # beside an attention map
 SCHEDULES = {"cosine": BLUE, "wsd": RED, "constant": GREEN}
 
 
-def character_name(character: str) -> str:
-    """Return a character, or a name for one that is invisible on its own: `space`, `U+00A0`.
-
-    characterName() in page/text.js does the same.
-    """
-    # C: controls, joiners, tags; M: combining marks; Z: spaces
-    blank = unicodedata.category(character)[0] in "CMZ" or character in FILLERS
-    return BLANK_NAMES.get(character) or (f"U+{ord(character):04X}" if blank else character)
+def labels(ids: np.ndarray, corpus: Corpus) -> list[str]:
+    """Return the characters of ids, with symbols for the invisible ones."""
+    symbols = {"\n": "\\n", " ": "_"}
+    return [symbols.get(c, c) for c in corpus.tokenizer.decode(ids)]
 
 
 def schedules(path: Path) -> None:
     """Draw the learning rate over three runs with the same number of steps."""
     with picture(path, height=2.6) as axes:
         for schedule, color in SCHEDULES.items():
-            options = ["--max_iters=1000", "--warmup_ratio=0.05", "--cooldown_ratio=0.4"]
-            options.append(f"--schedule={schedule}")
-            settings = parse_train(["configs/nanogpt_cpu.yaml", *options]).config.train
-            steps = np.arange(0, settings.max_iters, 4)
-            rates = [lr_multiplier(step, settings) for step in steps.tolist()]
+            settings = TrainConfig(schedule=schedule, max_iters=1000, min_lr_ratio=0.1)
+            settings = replace(settings, warmup_ratio=0.05, cooldown_ratio=0.4)
+            steps = range(0, settings.max_iters, 4)
+            rates = [lr_multiplier(step, settings) for step in steps]
             axes.plot(steps, rates, color=color, label=schedule)
-        axes.set_title("The learning rate as a fraction of its peak, with a warm-up of 50 steps")
-        axes.set_xlabel("step")
-        axes.set_ylim(0, 1.05)
+        title = "The learning rate as a fraction of its peak, with a warm-up of 50 steps"
+        axes.set(title=title, xlabel="step", ylim=(0, 1.05))
         axes.legend(loc="lower left", bbox_to_anchor=(0.08, 0))
 
 
@@ -153,10 +132,8 @@ def overfitting(path: Path, folder: Path) -> None:
             steps = curves["step"]
             axes.plot(steps, curves["val/loss"], color=color, label=f"{name}, validation")
             axes.plot(steps, curves["val/train_loss"], "--", color=color, label=f"{name}, training")
-        axes.set_title("0.4 million parameters on 52,233 characters of one play: 12 epochs")
-        axes.set_xlabel("step")
-        axes.set_ylabel("nats per character")
-        axes.set_ylim(0.5, 2.5)
+        title = "0.4 million parameters on 52,233 characters of one play: 12 epochs"
+        axes.set(title=title, xlabel="step", ylabel="nats per character", ylim=(0.5, 2.5))
         axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
 
 
@@ -168,12 +145,10 @@ def loss_by_position(path: Path, model: GPT, corpus: Corpus) -> None:
         by_position = losses.sums / losses.counts
         axes.plot(np.arange(1, len(by_position) + 1), by_position, color=BLUE, label="GPT")
         axes.axhline(TRIGRAM, color=GREY, linestyle="--", label="trigram, by counting")
-        axes.set_xscale("log")
-        ticks = [1, 2, 4, 8, 16, 32, 64]
-        axes.set_xticks(ticks, ticks)
-        axes.set_xticks([], minor=True)
-        axes.set_title("Validation loss by the number of characters that the model sees")
-        axes.set_xlabel("characters in view (logarithmic)")
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter("{x:g}")  # 64, not a power of 2
+        title = "Validation loss by the number of characters that the model sees"
+        axes.set(title=title, xlabel="characters in view (logarithmic)")
         axes.set_ylabel("nats per character")
         axes.legend(loc="upper right")
 
@@ -184,9 +159,9 @@ def sampling(path: Path, model: GPT, corpus: Corpus) -> None:
     ids = torch.from_numpy(corpus.tokenizer.encode(PROMPT).astype(int))
     logits = model(ids[None])[:, -1].double().numpy()
     order = (-logits[0]).argsort()[:10]
-    names = [character_name(corpus.tokenizer.vocabulary[i]) for i in order]
+    names = labels(order, corpus)
     columns = len(SAMPLER_SETTINGS)
-    with picture(path, height=2.8, columns=columns, sharex=True, sharey=True) as panels:
+    with picture(path, height=2.8, ncols=columns, sharex=True, sharey=True) as panels:
         for axes, (name, settings) in zip(panels, SAMPLER_SETTINGS.items(), strict=True):
             probs = Sampler(**settings).unnormalized_probs(logits)[0]
             probs = (probs / probs.sum())[order]
@@ -205,9 +180,9 @@ def heads(path: Path, model: GPT, corpus: Corpus) -> None:
     """Draw what the heads of the first layer attend to at the start of the validation text."""
     ids = corpus.val.ids[:32].astype(int)
     maps = attention_maps(model, torch.from_numpy(ids))[0]  # (H, T, T)
-    names = [SYMBOLS.get(c, character_name(c)) for c in corpus.tokenizer.decode(ids)]
+    names = labels(ids, corpus)
     places = range(len(names))
-    with picture(path, height=3.8, columns=len(maps)) as panels:
+    with picture(path, height=3.8, ncols=len(maps)) as panels:
         for head, (axes, weights) in enumerate(zip(np.atleast_1d(panels), maps, strict=True), 1):
             # the root keeps small weights visible; the future stays white
             shades = np.ma.masked_where(~np.tri(len(names), dtype=bool), weights.sqrt().numpy())
@@ -233,7 +208,7 @@ def draw_gpt(folder: Path) -> None:
     overfitting(pictures / "overfitting.svg", folder)
 
 
-# ----------------------------------------------------------------------------------------- usage.md
+# --------------------------------------------------------------------------------------- the curves
 
 STEPS, LIMITS = 200, (1, 5)  # of both axes
 
@@ -253,33 +228,20 @@ EXAMPLES = {  # title -> subtitle, options, characters of the training text at m
 }
 
 
-def train_example(folder: Path, title: str, options: list[str], characters: int | None) -> Path:
-    """Train the run of an example; return its folder.
-
-    All examples have the same validation text, from a play that none reads.
-    """
-    folder.mkdir()
-    unknown, *plays = [path.read_text(encoding="utf-8") for path in sorted(PLAYS.glob("*.txt"))]
+def draw_curves(folder: Path) -> None:
+    """Train the examples, and draw a panel for each; a loss beyond LIMITS is drawn at the limit."""
+    unread, *plays = [path.read_text(encoding="utf-8") for path in sorted(PLAYS.glob("*.txt"))]
     train_text, val_text = folder / "train.txt", folder / "val.txt"
-    train_text.write_text("".join(plays)[:characters], encoding="utf-8")
-    val_text.write_text(unknown[:15_000], encoding="utf-8")
-    fixed = [f"--sources={train_text}", f"--val_sources={val_text}", "--eval_interval=10"]
-    fixed += ["--log_interval=2", "--warmup_ratio=0.05", "--cooldown_ratio=0.4"]
-    fixed.append(f"--max_iters={STEPS}")
-    return train_variant(folder, title, *fixed, *options)
-
-
-def draw_usage(folder: Path) -> None:
-    """Train the examples of usage.md; draw a panel for each, with losses above LIMITS there."""
-    runs = [
-        train_example(folder / str(i), title, options, characters)
-        for i, (title, (_, options, characters)) in enumerate(EXAMPLES.items())
-    ]
+    val_text.write_text(unread[:15_000], encoding="utf-8")
+    fixed = [f"--sources={train_text}", f"--val_sources={val_text}", f"--max_iters={STEPS}"]
+    fixed += ["--eval_interval=10", "--log_interval=2"]
+    fixed += ["--warmup_ratio=0.05", "--cooldown_ratio=0.4"]
     path = DOCS / "curves.svg"
-    with picture(path, height=4.6, rows=2, columns=3, sharex=True, sharey=True) as panels:
-        for axes, run, (title, (subtitle, *_)) in zip(
-            panels.flat, runs, EXAMPLES.items(), strict=True
-        ):
+    with picture(path, height=4.6, nrows=2, ncols=3, sharex=True, sharey=True) as panels:
+        for axes, title in zip(panels.flat, EXAMPLES, strict=True):
+            subtitle, options, characters = EXAMPLES[title]
+            train_text.write_text("".join(plays)[:characters], encoding="utf-8")
+            run = train_variant(folder / title, title, *fixed, *options)
             curves, batches = read_curves(run), read_curves(run, "train/loss")
             lines = [
                 (curves, "val/loss", "validation loss", BLUE, "-"),
@@ -290,24 +252,15 @@ def draw_usage(folder: Path) -> None:
                 losses = np.clip(rows[tag], *LIMITS)
                 axes.plot(rows["step"], losses, style, color=color, label=label, zorder=9 - order)
             axes.set_title(f"{title}\n{subtitle}", fontsize=8)
-            axes.set_xticks(range(0, STEPS + 1, 50))
-            axes.set_ylim(*LIMITS)
+            axes.set(xticks=range(0, STEPS + 1, 50), ylim=LIMITS)
         legend = axes.get_legend_handles_labels()  # the same in each panel
         axes.figure.legend(*legend, loc="outside lower center", ncols=3)
 
 
-DOCUMENTS = {"gpt.md": draw_gpt, "usage.md": draw_usage}
-
-
-def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("documents", nargs="*", metavar="DOCUMENT", help=" or ".join(DOCUMENTS))
-    names = parser.parse_args(argv).documents or DOCUMENTS
-    if unknown := set(names) - set(DOCUMENTS):
-        parser.error(f"{', '.join(sorted(unknown))}: there is only {' and '.join(DOCUMENTS)}")
-    for name in names:
+def main() -> None:
+    for draw in (draw_gpt, draw_curves):
         with tempfile.TemporaryDirectory() as folder:
-            DOCUMENTS[name](Path(folder))
+            draw(Path(folder))
 
 
 if __name__ == "__main__":

@@ -16,24 +16,12 @@ def train(folder: Path, config: str, *options: str) -> None:
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
-def read_metrics(folder: Path) -> list[dict[str, str]]:
-    """Read the rows of metrics.csv by step; a cell without a value is empty.
-
-    After a kill and a resume, a row may be cut, and some steps are there twice: the last counts.
-    """
-    rows = {}
-    with open(folder / METRICS, encoding="ascii", newline="") as file:
-        for row in csv.DictReader(file):
-            if None not in row.values():  # a row that is not cut
-                rows[int(row["step"]), bool(row["val/loss"])] = row  # a step, or its evaluation
-    return [rows[key] for key in sorted(rows)]
-
-
 def read_curves(folder: Path, tag: str = "val/loss") -> dict[str, np.ndarray]:
     """Read the rows of metrics.csv that have a `tag`: an array for each column.
 
     With `val/loss`, these are the evaluations. Losses are in nats per character; `minutes` are
     those since the first step, with evaluations and saves.
     """
-    rows = [row for row in read_metrics(folder) if row[tag]]
+    with open(folder / METRICS, encoding="ascii", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row[tag]]
     return {name: np.array([float(row[name] or "nan") for row in rows]) for name in rows[0]}

@@ -4,7 +4,7 @@ Every option but --seeds and --name goes to train.py. Where its value has commas
 combination of values is a trial, and each trial is trained with the seeds 1, 2, ...
 
 Prints a table of the validation losses at the last step, with what counts as a difference. The
-curves are in TensorBoard, by the command that is printed. The same command again, with more seeds
+curves are in TensorBoard: tensorboard --logdir out/trials. The same command again, with more seeds
 or values if you like, resumes an interrupted run and does not repeat a finished one.
 
 With --minutes, each run measures its speed and gets the steps that fit: it compares trials at equal
@@ -16,10 +16,8 @@ To keep the validation text unseen, choose settings on a part of the training te
 """
 
 import argparse
-import hashlib
 import itertools
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -27,16 +25,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.runs import read_curves
-from common.files import shell_command
 from configs.command import parse_train
 
 RECORD = "trial.json"  # in the folder of a run: the words of its command, and whether it has ended
 OUTPUT = "output.txt"  # in the folder of a run: what train.py prints
-LONGEST_NAME = 200  # bytes of a folder's name; file systems allow 255
-INSTEAD = {  # options of train.py that are chosen here
-    "--seed": "--seeds=N, for the seeds 1 to N",
-    "--out_dir": "--name=NAME, for folders in out/trials/NAME",
-}
+LOSS = "val/loss"  # a column of metrics.csv
 SEED_GAIN, MEAN_GAIN = 0.01, 0.008  # nats: see RULE
 RULE = (
     f"A difference counts if each of at least two seeds gains {SEED_GAIN}, or if the means of\n"
@@ -60,15 +53,7 @@ class TrialRun:
     words: list[str]
 
 
-@dataclass(frozen=True)
-class Result:
-    """A finished run: its validation loss at the last step, nats per character."""
-
-    loss: float
-    steps: float
-    minutes: float
-
-
+Result = dict[str, float]  # of a run: its last evaluation, a row of metrics.csv
 Results = dict[str, dict[int, Result]]  # by trial and seed
 
 
@@ -77,13 +62,7 @@ def parse_trials(argv: list[str] | None = None) -> list[TrialRun]:
 
     All trials have a run with the first seed before any has one with the second.
     """
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.trials",
-        usage="%(prog)s CONFIG [--seeds=N] [--name=NAME] --key=VALUE,VALUE ... [--key=VALUE ...]",
-        description="Train every combination of settings, and compare the losses.",
-        epilog="Every other option is one of train.py; one whose value has commas varies.",
-        allow_abbrev=False,
-    )
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("config", help="config file for train.py")
     parser.add_argument("--seeds", type=int, default=1, help="train each trial with seeds 1 to N")
     parser.add_argument("--name", help="folder in out/trials; default: the name of the config file")
@@ -92,37 +71,24 @@ def parse_trials(argv: list[str] | None = None) -> list[TrialRun]:
     fixed, varied = [], []  # for each option that varies, a list with an option for each value
     for word in others:
         option, _, values = word.partition("=")
-        if instead := INSTEAD.get(option[:2] + option[2:].replace("-", "_")):
-            parser.error(f"{option} differs from run to run; use {instead}")
-        if "," not in word:
-            fixed.append(word)
-        elif option.startswith("--") and values:
+        if option.replace("-", "_") in ("__seed", "__out_dir"):
+            parser.error(f"{option} differs from run to run; see --seeds and --name")
+        if "," in values:
             varied.append([f"{option}={value}" for value in values.split(",")])
         else:
-            parser.error(f"{word}: write --key=VALUE,VALUE")
+            fixed.append(word)
 
     campaign, runs = Path("out/trials", options.name or Path(options.config).stem), []
     for seed in range(1, options.seeds + 1):
         for combination in itertools.product(*varied):
             trial = ",".join(option.removeprefix("--") for option in combination)
-            folder = campaign / folder_name(trial, seed)
+            name = ",".join(filter(None, (trial, f"seed={seed}")))
+            folder = campaign / name.replace("/", "_")
             words = [options.config, *fixed, *combination, f"--seed={seed}"]
             words += [f"--out_dir={folder}", "--resume"]  # or start, if there is no run
             parse_train(words)  # ends at a mistake
             runs.append(TrialRun(trial, seed, folder, words))
-    if not runs:
-        parser.error("--seeds: at least 1")
     return runs
-
-
-def folder_name(trial: str, seed: int) -> str:
-    """Return the name of the folder of a run; the end of a long trial becomes a digest."""
-    name = ",".join(filter(None, (trial, f"seed={seed}"))).replace("/", "_")
-    content = os.fsencode(name)
-    if len(content) <= LONGEST_NAME:
-        return name
-    digest = hashlib.sha256(os.fsencode(trial)).hexdigest()[:16]
-    return f"{content[:LONGEST_NAME].decode(errors='ignore')}...{digest},seed={seed}"
 
 
 # ----------------------------------------------------------------------------------------- the runs
@@ -135,7 +101,7 @@ def is_finished(run: TrialRun) -> bool:
         return False
     record = json.loads(path.read_text())
     if record["words"] != run.words:
-        other = shell_command(*record["words"])
+        other = " ".join(record["words"])
         raise SystemExit(f"error: {run.folder} has the run of {other}; choose another --name")
     return record["finished"]
 
@@ -163,45 +129,42 @@ def train(run: TrialRun) -> int:
     return code
 
 
-def train_all(runs: list[TrialRun]) -> tuple[Results, list[str]]:
-    """Train what is not finished; return the results, and a line for each run that failed."""
-    results, failures = {}, []
+def train_all(runs: list[TrialRun]) -> Results:
+    """Train what is not finished; return the results of all runs but the failed ones."""
+    results = {}
     finished = [is_finished(run) for run in runs]  # checks all folders before it trains
     for number, (run, done) in enumerate(zip(runs, finished, strict=True), 1):
-        note = " (finished earlier)" if done else ""
-        print(f"run {number} of {len(runs)}: {run.folder.name}{note}", flush=True)
+        print(f"run {number} of {len(runs)}: {run.folder.name}", flush=True)
         code = 0 if done else train(run)
         if code:
             last_line = (run.folder / OUTPUT).read_text(errors="replace").strip().split("\n")[-1]
-            failures.append(f"{run.folder.name}: exit code {code}: {last_line}")
             print(f"  exit code {code}: {last_line}")
         else:
-            curves = read_curves(run.folder)
-            result = Result(*(curves[name][-1] for name in ("val/loss", "step", "minutes")))
+            result = {name: values[-1] for name, values in read_curves(run.folder).items()}
             results.setdefault(run.trial, {})[run.seed] = result
-            print(f"  loss {result.loss:.4f}, {result.minutes:.1f} min")
-    return results, failures
+            print(f"  loss {result[LOSS]:.4f}, {result['minutes']:.1f} min")
+    return results
 
 
 # --------------------------------------------------------------------------------------- the report
 
 
-def mean(by_seed: dict[int, Result], what: str) -> float:
-    """Return the mean of a field over the seeds of a trial."""
-    return statistics.mean(getattr(result, what) for result in by_seed.values())
+def mean(by_seed: dict[int, Result], column: str) -> float:
+    """Return the mean of a column of metrics.csv over the seeds of a trial."""
+    return statistics.mean(result[column] for result in by_seed.values())
 
 
 def is_difference(a: dict[int, Result], b: dict[int, Result]) -> bool:
     """Return whether the losses of two trials, by seed, differ by more than chance: see RULE."""
-    gains = [round(a[seed].loss - b[seed].loss, 6) for seed in a.keys() & b.keys()]
+    gains = [round(a[seed][LOSS] - b[seed][LOSS], 6) for seed in a.keys() & b.keys()]
     agree = len(gains) >= 2 and (min(gains) >= SEED_GAIN or max(gains) <= -SEED_GAIN)
-    means = round(abs(mean(a, "loss") - mean(b, "loss")), 6)
+    means = round(abs(mean(a, LOSS) - mean(b, LOSS)), 6)
     return agree or (min(len(a), len(b)) >= 3 and means >= MEAN_GAIN)
 
 
 def print_table(results: Results) -> None:
     """Print the losses of each trial, and how far its mean is above the lowest one."""
-    means = {trial: mean(by_seed, "loss") for trial, by_seed in results.items()}
+    means = {trial: mean(by_seed, LOSS) for trial, by_seed in results.items()}
     best = min(means, key=means.get)
     print("\n| trial | seeds | mean loss | range | above the lowest | steps | minutes |")
     print("| --- | ---: | ---: | ---: | --- | ---: | ---: |")
@@ -210,24 +173,22 @@ def print_table(results: Results) -> None:
         if trial != best:
             counts = "counts" if is_difference(by_seed, results[best]) else "does not count"
             above = f"{means[trial] - means[best]:.4f}: {counts}"
-        losses = [result.loss for result in by_seed.values()]
+        losses = [result[LOSS] for result in by_seed.values()]
         print(
             f"| {trial or 'all runs'} | {len(by_seed)} | {means[trial]:.4f} "
             f"| {min(losses):.4f} to {max(losses):.4f} | {above} "
-            f"| {mean(by_seed, 'steps'):,.0f} | {mean(by_seed, 'minutes'):.1f} |"
+            f"| {mean(by_seed, 'step'):,.0f} | {mean(by_seed, 'minutes'):.1f} |"
         )
     print(f"\n{RULE}")
 
 
 def main(argv: list[str] | None = None) -> None:
     runs = parse_trials(argv)
-    results, failures = train_all(runs)
+    results = train_all(runs)
     if results:
         print_table(results)
-        words = ("-m", "tensorboard.main", "--logdir", runs[0].folder.parent)
-        print(f"curves: {shell_command(sys.orig_argv[0], *words)}")
-    if failures:
-        raise SystemExit("\n".join(f"failed: {line}" for line in failures))
+    if failed := len(runs) - sum(map(len, results.values())):
+        raise SystemExit(f"error: {failed} of {len(runs)} runs failed; the same command goes on")
 
 
 if __name__ == "__main__":
