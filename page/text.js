@@ -12,7 +12,7 @@ const OBEYED = /[^\P{Cc}\n\t]|[\p{Bidi_C}\u2028\u2029]/u; // controls, and chang
 const codePoint = (c) => `U+${c.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}`;
 const isolated = (text) => `\u2068${text}\u2069`; // its direction does not change what is around
 
-// Return a character, or the name of one that cannot be seen (`character_name` in benchmarks/pictures.py).
+// Return a character, or the name of one that cannot be seen: `space`, `U+00A0`.
 const characterName = (c) => NAMES[c] || (BLANK.test(c) ? codePoint(c) : c);
 
 // Return the name of a character in a sentence.

@@ -13,7 +13,6 @@ import playwright
 import pytest
 import torch
 
-from benchmarks.pictures import character_name
 from data.tokenizer import CharTokenizer
 from model.generate import Sampler, window_start
 from page import export
@@ -144,11 +143,9 @@ def test_js_filters():
 
 
 def test_js_names_of_characters():
-    """The same as in Python."""
     names = {"\n": "newline", "\t": "tab", " ": "space", "\x1b": "U+001B"}
     names |= {c: c for c in "aé中ب\U0001f600"}
     names |= {c: f"U+{ord(c):04X}" for c in "\u00a0\u200d\u202e\u0301\ue000\U000e0067"}
-    assert {character: character_name(character) for character in names} == names
     assert run_node("return given.map(characterName);", [*names]) == [*names.values()]
 
 
