@@ -69,20 +69,20 @@ def training_loop(run: Run, stop: Stop, log: Log, saver: Saver | None) -> int:
     world, max_iters = run.world, run.settings.train.max_iters
     while True:
         # once in a while, and at the end: evaluate
-        improved = False
-        if run.evaluation_due and not stop.exit_code:
+        evaluated = run.evaluation_due and not stop.exit_code
+        if evaluated:
             result = evaluate(run)
-            improved = run.progress.record_evaluation(result.val_loss)
+            run.progress.record_evaluation(result.val_loss)
             if world.is_main:
-                log.evaluation(result, improved=improved)
+                log.evaluation(result)
 
         # if one process is asked to stop, or out of patience, all of them stop at this step
         exit_code, out_of_patience = map(int, world.all_max(stop.exit_code, run.out_of_patience))
         done = exit_code > 0 or out_of_patience > 0 or run.progress.step >= max_iters
 
-        # save if a save is due: all that a resume needs; the best weights have their own file
-        if saver:
-            saver.save_if_due(improved=improved, final=done)
+        # save all that a resume needs, also when a minute has passed
+        if saver and (evaluated or done or saver.is_due):
+            saver.save(final=done)
         if done:
             return exit_code
 

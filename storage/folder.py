@@ -9,7 +9,7 @@ steps since the last save: at most a minute.
 
 import math
 import time
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -28,18 +28,28 @@ SAVE_SECONDS = 60  # a kill costs a minute of work
 
 
 def locked(folder: Path) -> AbstractContextManager:
-    """Create a run folder if necessary, and lock it; raise ResourceError if another process has.
+    """Create a run folder if necessary, and lock it for this process; leaving the block unlocks it.
 
-    The system's lock ends with the process, even if it is killed.
+    The system's lock ends with the process, even if that is killed. On a drive without locks, a
+    note says so. Raises ResourceError if another process has the lock, or for a folder that cannot
+    be made or written in.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     try:
-        return FileLock(folder / ".lock", timeout=0).acquire()
+        folder.mkdir(parents=True, exist_ok=True)
+        # a soft lock is a file: after a kill, it would lock the folder for every other machine
+        return FileLock(folder / ".lock", timeout=0, fallback_to_soft=False).acquire()
     except Timeout:
         raise ResourceError(
             f"out_dir: {folder} is in use by another process; a folder has one writer at a time; "
             "wait for that process, stop it or choose another --out_dir"
         ) from None
+    except OSError as error:
+        if error.filename:  # of the folder, or of the file to be locked
+            raise ResourceError(
+                f"out_dir: {folder}: {error.strerror}; choose another --out_dir"
+            ) from error
+        say(f"note: {folder}: no locks on this drive ({error.strerror}); start one run at a time")
+        return nullcontext()
 
 
 def write_settings(folder: Path, settings: Config) -> None:
@@ -55,9 +65,9 @@ def write_settings(folder: Path, settings: Config) -> None:
 class Saver:
     """The writer of a run's checkpoints: the newest state in `last`, the best weights in `best`.
 
-    Making one is the first change in the folder: it writes config.yaml and, to overwrite an earlier
-    run, removes its checkpoints and its log. A save that fails, as on a full disk, is a warning,
-    and the next one tries again.
+    Making one is the first change in the folder: it removes the checkpoints and the log of a run
+    that is overwritten, writes config.yaml, and saves the run as it starts, before there is a log.
+    A save that fails, as on a full disk, is a warning, and the next one tries again.
     """
 
     def __init__(self, command: TrainCommand, run: Run):
@@ -66,25 +76,32 @@ class Saver:
         write_settings(self.folder, run.settings)
         for path in files.files_of_run(self.folder) if command.overwrite else ():
             path.unlink()
-        self.attempted_at = -math.inf  # the first save is before the first step
+        self.best_loss = math.inf
+        with suppress(CheckpointError):  # there is no `best`, or it is damaged
+            # after a kill between two writes, `last` does not know of it
+            self.best_loss = load_checkpoint(self.folder / BEST).progress.best_loss
         self.unsaved_best: bytes | None = None  # a best checkpoint that failed to be written
+        self.save()
 
-    def save_if_due(self, *, improved: bool, final: bool) -> None:
-        """Save the run in `last` at an evaluation, every minute, and if `final`.
+    @property
+    def is_due(self) -> bool:
+        """True a minute after the last save, even if that failed."""
+        return time.monotonic() - self.attempted_at >= SAVE_SECONDS
 
-        If it has improved, save the weights in `best`. Raises ResourceError only if `final`,
+    def save(self, *, final: bool = False) -> None:
+        """Save the run in `last`, and its weights in `best` if they are the best so far.
+
+        Raises NonFiniteError for weights that are not finite, and ResourceError only if `final`,
         because no later save will try again.
         """
-        progress = self.run.progress
-        evaluated = progress.step == progress.last_eval_step
-        if not (final or evaluated or time.monotonic() - self.attempted_at >= SAVE_SECONDS):
-            return
         self.attempted_at = time.monotonic()
-        checkpoint = make_checkpoint(self.run)
-        if improved and progress.best_loss <= best_loss_in(self.folder):
+        checkpoint, progress = make_checkpoint(self.run), self.run.progress
+        if progress.is_best and progress.best_loss < self.best_loss:
+            self.best_loss = progress.best_loss
             self.unsaved_best = to_bytes(checkpoint.without_moments())
         try:
-            # `best` first: a kill between the two must not leave a `last` whose best has no file
+            # `best` first: if a kill comes between the two, `last` must not name a best loss whose
+            # weights were never written
             if self.unsaved_best is not None:
                 files.write_atomic(self.folder / BEST, self.unsaved_best)
                 self.unsaved_best = None
@@ -93,11 +110,3 @@ class Saver:
             if final:
                 raise
             say(f"warning: {error}; training continues and retries at the next save")
-
-
-def best_loss_in(folder: Path) -> float:
-    """Return the loss of the best weights in a folder: after a kill, `last` may not know them."""
-    try:
-        return load_checkpoint(folder / BEST).progress.best_loss
-    except CheckpointError:  # there are none, or they are damaged
-        return math.inf

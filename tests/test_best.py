@@ -67,6 +67,9 @@ def test_best_that_last_does_not_know(loss, damaged, kept, options, run, monkeyp
 def test_best_loss_of_zero():
     """It is lower than any other; NaN is never the best."""
     progress, losses = Progress(), [math.nan, 1.0, 0.0, 0.5, 0.0]
-    improved = [progress.record_evaluation(loss) for loss in losses]
+    improved = []
+    for progress.step, loss in enumerate(losses, 1):
+        progress.record_evaluation(loss)
+        improved.append(progress.is_best)
     assert improved == [False, True, True, False, False]
     assert progress.best_loss == 0 and progress.evals_since_best == 2

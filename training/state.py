@@ -46,18 +46,21 @@ class Progress:
     best_step: int = 0
     evals_since_best: int = 0
 
-    def record_evaluation(self, val_loss: float) -> bool:
-        """Record an evaluation; return whether its validation loss is the lowest so far."""
+    @property
+    def is_best(self) -> bool:
+        """True if the weights of this step have the lowest validation loss so far."""
+        return self.best_loss is not None and self.best_step == self.step
+
+    def record_evaluation(self, val_loss: float) -> None:
+        """Record an evaluation of this step."""
         self.last_eval_step = self.step
         best_loss = math.inf if self.best_loss is None else self.best_loss
-        improved = val_loss < best_loss  # not if it is NaN
-        if improved:
+        if val_loss < best_loss:  # not if it is NaN
             self.best_loss = val_loss
             self.best_step = self.step
             self.evals_since_best = 0
         else:
             self.evals_since_best += 1
-        return improved
 
 
 @dataclass(frozen=True)
