@@ -1,5 +1,6 @@
 """Paths and commands for the user, and files that are written whole or not at all."""
 
+import errno
 import os
 import shlex
 import subprocess
@@ -60,7 +61,11 @@ def write_atomic(path: Path, content: bytes) -> None:
         with open(new, "wb") as file:
             file.write(content)
             file.flush()
-            os.fsync(file.fileno())
+            try:
+                os.fsync(file.fileno())
+            except OSError as error:  # some drives cannot, as those of FUSE; the bytes are there
+                if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+                    raise
         os.replace(new, path)
     except OSError as error:
         with suppress(OSError):  # free the space
