@@ -1,10 +1,12 @@
 """The log of a run: lines and a bar on the console, metrics.csv, TensorBoard.
 
-The log only reads the run, and a failure to write it never ends the run. TensorBoard sorts by tag:
-`train/` comes from steps, `setup/` describes the run, everything else comes from evaluations.
+The log never changes the run, and a failure to write it never ends the run. At an evaluation, it
+lets the model write a sample. TensorBoard sorts by tag: `train/` comes from steps, `setup/`
+describes the run, everything else comes from evaluations.
 """
 
 import math
+import re
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -28,7 +30,7 @@ from training.state import Run, StepResult
 # of metrics.csv, after step and minutes: tags of TensorBoard
 COLUMNS = ["train/loss", "train/lr", "train/grad_norm"]
 COLUMNS += ["val/loss", "val/train_loss", "val/exact_match"]
-CSV_HEADER = ",".join(["step", "minutes", *COLUMNS])
+CSV_HEADER = ",".join(["step", "minutes", *COLUMNS]) + "\n"
 LR_TAGS = ("train/lr", "train/lr/muon")  # of AdamW, and of Muon if it is used
 # fine-tuning with this share of the parent's learning rates was best on both texts that were tried
 FINE_TUNE_FACTOR = 0.3
@@ -76,6 +78,11 @@ class Log:
         self.command, self.run = command, run
         self.folder = folder = command.folder if run.world.is_main else None
         self.opened = self.began = time.monotonic()
+        with suppress(OSError):  # a new run has no log
+            rows = (command.folder / METRICS).read_text(encoding="ascii", errors="replace")
+            # the minutes go on; a row that a kill has cut may lack them
+            minutes = map(float, re.findall(r"^\d+,(\d+\.\d+),", rows, re.MULTILINE))
+            self.opened -= 60 * max(minutes, default=0)
         self.first_step = run.progress.step
         self.n_predictions, self.seconds = 0, 0.0  # since the last logged step
         self.speed_said = False
@@ -86,9 +93,12 @@ class Log:
                 # here, because it may be missing, or fail beside a broken TensorFlow
                 from torch.utils.tensorboard import SummaryWriter
 
-                # purge the steps after the checkpoint, which will be logged again; + 1 keeps the
-                # evaluation of the checkpoint's own step, which will not
-                self.writer = SummaryWriter(folder, purge_step=self.first_step + 1)
+                # A resume purges the steps after its checkpoint, which it logs again; + 1 keeps the
+                # evaluation of the checkpoint's own step, which it does not. TensorBoard ignores
+                # the first purge_step that it reads, so a new run has one too. That one purges
+                # nothing, even if it is read last because the clock went back before the resume.
+                purge_step = self.first_step + 1 if command.mode == "resumed" else sys.maxsize
+                self.writer = SummaryWriter(folder, purge_step=purge_step)
 
         self.bar = tqdm(
             total=run.settings.train.max_iters,
@@ -156,7 +166,7 @@ class Log:
                 scalars[tag] = optimizer.lr
             self._write(step, scalars, {})
 
-    def evaluation(self, result: Evaluation, *, improved: bool) -> None:
+    def evaluation(self, result: Evaluation) -> None:
         """Log an evaluation: its losses, then a sample, wrong answers and attention maps."""
         run, progress = self.run, self.run.progress
         step, val_loss, train_loss = progress.step, result.val_loss, result.train_loss
@@ -172,7 +182,7 @@ class Log:
             answers = counted(len(run.val_excerpt.documents), "answer")
             exact_match = f"; exact match {result.exact_match:.2%} of {answers}"
 
-        best = " (best so far)" if improved else ""
+        best = " (best so far)" if progress.is_best else ""
         say(
             f"step {step:,}: validation loss {val_loss:.4f}{best}, "
             f"loss on training text {train_loss:.4f}{exact_match}; {self._time_left()}"
@@ -245,11 +255,13 @@ class Log:
             with self._optional(METRICS):
                 minutes = (time.monotonic() - self.opened) / 60
                 cells = [str(scalars.get(tag, "")) for tag in COLUMNS]
-                # opened for each row: a kill loses none; the newline ends a row that it has cut
-                with open(self.folder / METRICS, "a", encoding="ascii") as file:
-                    if file.tell() == 0:
-                        file.write(CSV_HEADER)
-                    file.write("\n" + ",".join([str(step), f"{minutes:.3f}", *cells]))
+                # opened for each row: a kill loses none
+                with open(self.folder / METRICS, "a+", encoding="ascii") as file:
+                    file.seek(max(0, file.tell() - 1))
+                    end = file.read()
+                    if end != "\n":  # a new file, or its last row was cut
+                        file.write("\n" if end else CSV_HEADER)
+                    file.write(",".join([str(step), f"{minutes:.3f}", *cells]) + "\n")
         if self.writer and self.folder.is_dir():  # not while it is moved or deleted
             with self._optional("TensorBoard"):
                 for tag, value in scalars.items():

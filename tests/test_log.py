@@ -80,12 +80,23 @@ def test_log_after_kill(options, uninterrupted, tmp_path, monkeypatch):
         patch.setattr(gfile.LocalFileSystem, "append", slow)
         run = train_and_copy(tmp_path / "run", 11, *options)  # a copy is what a kill leaves
     assert [step for step, _ in scalars(run)["train/loss"]] == list(range(1, 12))
-    before = (run / METRICS).read_text() + "\n12,1.5,3.14"
+    before = (run / METRICS).read_text() + "12,1.5,3.14"
     (run / METRICS).write_text(before)
     assert train(run)[0] == 0
     assert same_runs(run, uninterrupted) and rows_of(run) == rows_of(uninterrupted)
     # goes on after the last save, in step 6
     assert (run / METRICS).read_text().startswith(f"{before}\n7,")
+
+
+def test_log_after_the_clock_went_back(options, tmp_path):
+    """TensorBoard keeps every point, although it reads the file of the resume first."""
+    run = tmp_path / "run"
+    assert train(*options, f"--out_dir={run}", "--max_iters=12")[0] == 0
+    (events,) = run.glob("events*")
+    _, seconds, rest = re.split(r"(\d{10})", events.name, maxsplit=1)
+    events.rename(run / f"events.out.tfevents.{int(seconds) + 24 * 60 * 60}{rest}")
+    assert train(run, "--max_iters=24")[0] == 0
+    assert sorted(step for step, _ in scalars(run)["train/loss"]) == list(range(1, 25))
 
 
 def test_log_text_is_no_markdown():

@@ -69,7 +69,7 @@ def test_folder_with_a_log_alone(options, run):
     code, output = train(*options, "--resume")
     assert code == 0 and f"{run} has no run to resume: starting one" in output
     metrics = (run / "metrics.csv").read_bytes()
-    assert metrics.startswith(before["metrics.csv"][1] + b"\n1,")
+    assert metrics.startswith(before["metrics.csv"][1] + b"1,")
     assert before.keys() <= snapshot(run).keys()
 
 
