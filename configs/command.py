@@ -21,24 +21,18 @@ from typing import Literal
 from common.console import ConfigError, prepare_console, print_text
 from common.files import expand_home, files_of_run, holds_run, resolve_bundled, runs_near
 from common.messages import did_you_mean, quoted
-from configs.fields import (
-    describe_allowed,
-    error_context,
-    fields_of,
-    parse_escapes,
-    parse_value,
-    setting,
-)
+from configs.fields import describe_allowed, error_context, fields_of, parse_escapes, parse_value
 from configs.schema import (
+    ARCHITECTURE,
     FIELDS,
+    FIXED,
+    TRAIN_SECTIONS,
     Config,
-    DataConfig,
-    ModelConfig,
     SampleConfig,
-    TrainConfig,
+    StartOptions,
+    find_setting,
     flat_settings,
     from_flat,
-    suggest_setting,
 )
 
 TRAIN_USAGE = """\
@@ -46,7 +40,6 @@ python train.py CONFIG|RUN_FOLDER [--key=value ...]
 
   python train.py configs/shakespeare.yaml
   python train.py configs/mytext.yaml --sources=book.txt
-  python train.py configs/shakespeare.yaml --max_iters=2000 --learning_rate=5e-4
   python train.py out/shakespeare                 # resume this run
   torchrun --nproc_per_node=2 train.py configs/shakespeare.yaml
 
@@ -59,26 +52,11 @@ python sample.py --ckpt=FILE|FOLDER [--key=value ...]
 NOTES = "--key value is --key=value, a dash in a name is an underscore, --compile is --compile=true"
 # options that do not apply to `train.py RUN_FOLDER`
 FOR_NEW_RUNS = ("print_config", "overwrite", "init_from", "minutes", "out_dir")
-CONTRADICTIONS = (("resume", "overwrite"), ("minutes", "max_iters"), ("minutes", "eval_interval"))
-FIXED = {name for name, field in FIELDS.items() if field.metadata["fixed"]}  # in a run
-ARCHITECTURE = FIXED & fields_of(ModelConfig).keys()
+CONTRADICTIONS = (  # of each row, only one option may be given
+    ("resume", "overwrite"), ("minutes", "max_iters"), ("minutes", "eval_interval"),
+    ("interactive", "html", "score", "novel"), ("sample", "num_samples"),
+)  # fmt: skip
 MAX_FAULTS = 5  # wrong settings of a file that are reported at once
-
-
-@dataclass(frozen=True)
-class StartOptions:
-    """The options that start or resume a run, and are not for config files."""
-
-    print_config: bool = setting(False, "print the settings of a new run as YAML and exit")
-    resume: bool = setting(False, "resume the run in out_dir, or start one if there is none")
-    overwrite: bool = setting(False, "replace the run in out_dir, if there is one")
-    init_from: str | None = setting(None, "checkpoint to start from: weights and vocabulary")
-    minutes: float | None = setting(
-        None, "choose max_iters and eval_interval for so many minutes", more_than=0
-    )
-
-
-TRAIN_SECTIONS = (StartOptions, Config, DataConfig, ModelConfig, TrainConfig)
 
 
 @dataclass(frozen=True)
@@ -99,15 +77,12 @@ class TrainCommand(StartOptions):
 
     def refuse_to_replace(self) -> None:
         """Raise ConfigError if a new run would replace one that is there."""
-        if self.mode == "resumed" or self.overwrite:
+        if self.mode == "resumed" or self.overwrite or not files_of_run(self.folder):
             return
-        if self.resume and not holds_run(self.folder):
-            return  # one that was killed before its first checkpoint: its log goes on
-        if files_of_run(self.folder):
-            raise ConfigError(
-                f"out_dir: {self.folder} already holds a run, or its log; --resume continues it, "
-                "--overwrite replaces it, another --out_dir leaves it alone"
-            )
+        fault = "already holds a run; --resume continues it, --overwrite replaces it"
+        if not holds_run(self.folder):
+            fault = "has a log, but its checkpoints are gone; --overwrite starts anew"
+        raise ConfigError(f"out_dir: {self.folder} {fault}, another --out_dir leaves it alone")
 
     def build_settings(self, saved: Config | None = None) -> Config:
         """Return the settings of the run; raise ConfigError if they contradict.
@@ -115,32 +90,26 @@ class TrainCommand(StartOptions):
         `saved` are those of the checkpoint that the run starts from. A resumed run keeps them, a
         new one only takes its architecture from them. Options change what may change.
         """
-        then = flat_settings(saved) if saved else {}
+        values, where, kept = self.settings_in_file, self.config_file, set()
+        then = flat_settings(saved or Config())
+        if self.mode == "resumed":
+            values, where, kept = then, self.out_dir, FIXED
+        elif self.mode == "fine-tuned":
+            values, where = values | {n: then[n] for n in ARCHITECTURE}, self.init_from
+            # with rope, no weights depend on the length of the context
+            kept = ARCHITECTURE - ({"block_size"} if saved.model.positions == "rope" else set())
+
         overrides = self.overrides | {"out_dir": self.out_dir}
         if "sources" in overrides:  # a text that was named has no stand-in
             overrides = {"fallback": ""} | overrides
-
-        values, kept = self.settings_in_file, set()
-        if self.mode == "resumed" and saved:
-            values, kept = then, FIXED
-        elif saved:
-            values, kept = values | {name: then[name] for name in ARCHITECTURE}, ARCHITECTURE
-            if saved.model.positions == "rope":  # no weights depend on the length of the context
-                kept = kept - {"block_size"}
-
-        where = self.out_dir if self.mode == "resumed" else self.init_from or self.config_file
         with error_context(f"{where}{' and the options' if self.overrides else ''}"):
             settings = from_flat(values | overrides)
-        if not saved:
-            return settings
 
         now = flat_settings(settings)
         wrong = [f"--{n}={now[n]} (it has {then[n]})" for n in sorted(kept) if now[n] != then[n]]
         if wrong:
-            raise ConfigError(
-                f"{where}: this cannot change: {', '.join(wrong)}; omit the option, or train a new "
-                "model"
-            )
+            wrong = ", ".join(wrong)
+            raise ConfigError(f"{where}: cannot change: {wrong}; omit it, or train a new model")
         # batch i begins at window i * batch_size of the epochs: another size would skip text
         windows, new_windows = (
             values["batch_size"] * values["gradient_accumulation_steps"] for values in (then, now)
@@ -169,38 +138,35 @@ def parse_train(argv: Sequence[str] | None = None) -> TrainCommand:
         raise ConfigError(
             "train.py takes one config file or run folder, such as configs/shakespeare.yaml, "
             f"but is given {quoted(tuple(positionals)) if positionals else 'none'}; an option is "
-            "--key=value; see python train.py --help"
+            "--key=value, such as --compile=true; several texts are --sources=A --sources=B; a "
+            "pattern needs quotes; see python train.py --help"
         )
 
     (path,) = positionals
-    is_run = holds_run(expand_home(path))
+    is_run = bool(files_of_run(expand_home(path)))
     if is_run and (wrong := [name for name in FOR_NEW_RUNS if name in options]):
         raise ConfigError(
             f"--{wrong[0]} does not apply to a run folder: a run keeps its place and its "
             "length (but see --max_iters); a config file starts a new run"
         )
-    for one, other in CONTRADICTIONS:
-        if options.get(one) and options.get(other):
-            raise ConfigError(f"--{one} and --{other} contradict each other; give one of them")
     in_file = {} if is_run else read_config(path)
     out_dir = path if is_run else (in_file | options).get("out_dir", "auto")
     if out_dir == "auto":
         out_dir = f"out/{Path(path).stem}"
     folder = expand_home(out_dir)
-    given = {name: options.pop(name) for name in fields_of(StartOptions) if name in options}
-    resumed = holds_run(folder) and (is_run or given.get("resume", False))
+    start = {name: options.pop(name) for name in fields_of(StartOptions) if name in options}
+    mode = "fine-tuned" if start.get("init_from") else "new"
+    if (is_run or start.get("resume")) and holds_run(folder):
+        mode = "resumed"
+    if start.get("print_config"):
+        mode = "new"
+    config_file = "" if is_run else path
     command = TrainCommand(
-        **given,
-        config_file="" if is_run else path,
-        out_dir=out_dir,
-        folder=folder,
-        mode="resumed" if resumed else "fine-tuned" if "init_from" in given else "new",
-        settings_in_file=in_file,
-        overrides=options,
-    )
+        **start, config_file=config_file, out_dir=out_dir, folder=folder, mode=mode,
+        settings_in_file=in_file, overrides=options,
+    )  # fmt: skip
 
-    # find mistakes now, unless a checkpoint has some of the settings
-    if command.print_config or command.mode == "new":
+    if command.mode == "new":  # other modes have settings in a checkpoint
         command = dataclasses.replace(command, config=command.build_settings())
     if command.print_config:
         print_text(to_yaml(command.config))
@@ -252,14 +218,18 @@ def parse_options(
             continue
         option, equals, text = word.partition("=")
         name = option.lstrip("-").replace("-", "_")
-        if name not in settings:
-            hint = suggest_setting(name, settings, "--")
-            raise ConfigError(f"unknown option {quoted(option)}; {hint}")
-        default = settings[name].default
+        default = find_setting(name, settings, "--").default
         if not equals:
-            text = "true" if isinstance(default, bool) else next(rest, "")
+            text = "true" if isinstance(default, bool) else next(rest, "-")
+            if text.startswith("-"):
+                raise ConfigError(f"{option}: its value is missing; {option}=-1 begins with a dash")
         value = parse_value(settings[name], text)
         values[name] = values.get(name, ()) + value if isinstance(default, tuple) else value
+
+    for names in CONTRADICTIONS:
+        given = [f"--{name}" for name in names if values.get(name) not in (None, False, "auto")]
+        if len(given) > 1:
+            raise ConfigError(f"{' and '.join(given)} contradict each other; give one of them")
     return positionals, values
 
 
@@ -295,10 +265,7 @@ def read_config(path: str) -> dict[str, object]:
             try:
                 if key in lines:
                     raise ConfigError(f"duplicate key {quoted(key)}, as in line {lines[key]}")
-                if key not in FIELDS:
-                    hint = suggest_setting(key, FIELDS)
-                    raise ConfigError(f"unknown key {quoted(key)}; {hint}")
-                settings[key] = parse_value(FIELDS[key], value)
+                settings[key] = parse_value(find_setting(key, FIELDS), value)
             except ConfigError as error:
                 faults.append(f"line {line}: {error}")
             lines[key] = line
@@ -307,8 +274,8 @@ def read_config(path: str) -> dict[str, object]:
         return settings
 
 
-def _entries(text: str) -> Iterator[tuple[str, int, object]]:
-    """Yield the key, the line and the value of each setting in a YAML text.
+def _entries(content: str | bytes) -> Iterator[tuple[str, int, object]]:
+    """Yield the key, the line and the value of each setting in YAML.
 
     A value is a string, a list or None; no object is constructed, whatever tags and aliases say.
     """
@@ -316,20 +283,23 @@ def _entries(text: str) -> Iterator[tuple[str, int, object]]:
 
     form = "each setting is a line `key: value`, not indented, with a space after the colon"
     try:
-        root = yaml.compose(text, yaml.SafeLoader)
+        root = yaml.compose(content, yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
+        if "escape" in error.problem:
+            form = "backslashes need single quotes"
         line = error.problem_mark.line + 1
         raise ConfigError(f"line {line}: not YAML ({error.problem}); {form}") from None
     except Exception as error:  # others too, such as an OverflowError for "\Uffffffff"
         raise ConfigError(f"not YAML: {' '.join(str(error).split())}; {form}") from None
-    if not isinstance(root, yaml.MappingNode):
+    if root and not isinstance(root, yaml.MappingNode):
         raise ConfigError(f"has no settings; {form}")
 
-    for key_node, node in root.value:
+    for key_node, node in root.value if root else ():  # None: an empty file
         value = _text(node)
         if node.id == "sequence":
             value = list(map(_text, node.value))
-        yield str(_text(key_node)), key_node.start_mark.line + 1, value
+        key = str(_text(key_node)).strip()  # no-break spaces, which are no indentation to YAML
+        yield key, key_node.start_mark.line + 1, value
 
 
 def _text(node) -> str | None:
@@ -347,19 +317,15 @@ def to_yaml(config: Config) -> str:
     return text if text.replace("\n", "").isprintable() else dump(allow_unicode=False)
 
 
-def _read(path: str) -> str:
-    """Return the text of a config file; a relative path may also start at the code's folder."""
+def _read(path: str) -> bytes:
+    """Return the content of a config file; a relative path may also start at the code's folder."""
     file = resolve_bundled(expand_home(path))
-    if file.suffix == ".safetensors":
-        raise ConfigError(f"is a checkpoint; name its folder to resume the run: {file.parent}")
     if not file.is_file():  # a typo, a folder, or the name of a recipe without .yaml
-        configs = sorted(file.glob("*.yaml")) or sorted(
-            resolve_bundled(Path("configs")).glob("*.yaml")
-        )
+        configs = sorted([*file.glob("*.yaml"), *resolve_bundled(Path("configs")).glob("*.yaml")])
         names = {Path(path).name: str(path) for path in [*configs, *runs_near(file)]}
         hint = did_you_mean(file.name, names, f"allowed: {', '.join(names.values())}")
         raise ConfigError(f"is no config and no run folder; {hint}")
-    try:
-        return file.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"not UTF-8 at byte {error.start}; save it as UTF-8") from None
+    if file.suffix not in (".yaml", ".yml"):
+        text = f"configs/mytext.yaml --sources={path}"
+        raise ConfigError(f"is no .yaml file; a run is named by its folder, a text by {text}")
+    return file.read_bytes()

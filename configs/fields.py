@@ -6,12 +6,20 @@ import re
 from contextlib import contextmanager
 from dataclasses import Field, fields
 from operator import ge, gt, le, lt
-from typing import get_args
+from typing import NewType, get_args
 
 from common.console import ConfigError
 from common.messages import quoted
 
-TYPE_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
+LocalPath = NewType("LocalPath", str)  # a path on this machine
+Source = NewType("Source", str)  # of a text: a path, a pattern or a URL with its SHA-256
+TEXT_URL = re.compile(r"(?i)(https://[^\s#]+/(\w[\w.-]*)/(\w[\w.-]*))#sha256=([0-9a-f]{64})")
+
+TYPE_NAMES = {
+    int: "an integer", float: "a number", bool: "true or false", str: "a string",
+    LocalPath: "a path on this machine",
+    Source: "a path, a pattern or https://HOST/FOLDER/FILE#sha256=<64 hex digits>",
+}  # fmt: skip
 LIMITS = {"at_least": ge, "more_than": gt, "at_most": le, "less_than": lt}
 ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\"}
 ESCAPE_OF = {character: f"\\{letter}" for letter, character in ESCAPES.items()}
@@ -36,7 +44,7 @@ def fields_of(*sections: type) -> dict[str, Field]:
 
 
 def value_type(field: Field) -> type:
-    """Return the type of a value that is not a choice: int, float, bool or str (also in a list)."""
+    """Return the type of a value that is not a choice, and of each value of a list."""
     return (get_args(field.type) or [field.type])[0]
 
 
@@ -44,7 +52,7 @@ def describe_allowed(field: Field) -> str:
     """Describe the values that a setting may have: `auto or a number of at least 0`."""
     choices, limits, type_ = field.metadata["choices"], field.metadata["limits"], value_type(field)
     if isinstance(field.default, tuple):
-        return "one string or several"
+        return f"{TYPE_NAMES[type_]}, or several"
     if type_ is str and choices:
         return f"one of {', '.join(choices)}"
     words = " and ".join(f"{name.replace('_', ' ')} {limit}" for name, limit in limits.items())
@@ -56,8 +64,13 @@ def parse_value(field: Field, value: object) -> object:
 
     Nothing is guessed: `on` is not true. Raises ConfigError with the allowed values.
     """
-    if isinstance(value, list):  # JSON and YAML have no tuples
-        value = tuple(value)
+    value = tuple(value) if isinstance(value, list) else value  # JSON and YAML have no tuples
+    is_path = value_type(field) in (LocalPath, Source)
+    for text in map(str, value if isinstance(value, tuple) else (value,)):
+        if re.fullmatch("'.+'", text):  # the shell of Windows leaves them where they are
+            raise ConfigError(f"{field.name}: {text}: the quotes are part of it; use double quotes")
+        if is_path and re.match("[A-Za-z]:", text) and not text.isprintable():  # \n is a newline
+            raise ConfigError(f"{field.name}: {quoted(text)}: use single quotes for backslashes")
     try:
         return _convert(field, value)
     except (KeyError, TypeError, ValueError):
@@ -69,30 +82,33 @@ def _convert(field: Field, value: object) -> object:
     """Return a value in the type of its setting; raise an error of Python if it is wrong."""
     type_, choices, limits = value_type(field), field.metadata["choices"], field.metadata["limits"]
     if value in (None, "", ()):  # only a setting that is empty by default may be empty
-        if value == field.default:
-            return value
+        if field.default in (None, "", ()):
+            return field.default
     elif isinstance(field.default, tuple):
         texts = (value,) if isinstance(value, str) else tuple(value)
-        if all(map(_is_text, texts)):
+        if all(_is_text(text, type_) for text in texts):
             return texts
     elif isinstance(value, str) and value in choices:
         return value
-    elif type_ is str:
-        if _is_text(value) and not choices:
-            return value
     elif type_ is bool:
         return {"true": True, "false": False}[str(value).lower()]
-    elif not isinstance(value, bool):
+    elif type_ in (int, float) and not isinstance(value, bool):
         number = float(value)
         in_range = all(LIMITS[name](number, limit) for name, limit in limits.items())
         if in_range and math.isfinite(number) and number == type_(number):
             return type_(number)
+    elif _is_text(value, type_) and not choices:
+        return value
     raise ValueError
 
 
-def _is_text(value: object) -> bool:
-    """Return whether a value is a non-empty text without NUL; raise an error if it is not UTF-8."""
-    return isinstance(value, str) and value.encode() != b"" and "\0" not in value
+def _is_text(value: object, type_: type) -> bool:
+    """Return whether a value is a non-empty text of a type; raise an error if it is not UTF-8."""
+    if not isinstance(value, str) or value.encode() == b"" or "\0" in value:
+        return False
+    # a download needs its SHA-256: losses on another text are not comparable
+    is_url = type_ is Source and TEXT_URL.fullmatch(value)
+    return type_ is str or "://" not in value or bool(is_url)
 
 
 def universal_newlines(text: str) -> str:
@@ -110,6 +126,11 @@ def parse_escapes(text: str) -> str:
 def format_escapes(text: str) -> str:
     r"""Write newlines, tabs, carriage returns and backslashes as `parse_escapes` reads them."""
     return re.sub(r"[\n\t\r\\]", lambda match: ESCAPE_OF[match[0]], text)
+
+
+def normal_escapes(text: str) -> str:
+    r"""Write newlines, tabs and carriage returns as escapes, whether or not they are ones."""
+    return format_escapes(parse_escapes(text))
 
 
 @contextmanager

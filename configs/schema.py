@@ -7,17 +7,13 @@ The default architecture and optimizer are those of the main recipe, configs/sha
 file only sets a text, sizes, lengths, and `auto` for values that depend on the run.
 """
 
-import re
 from collections.abc import Mapping
-from dataclasses import Field, asdict, dataclass, fields
+from dataclasses import Field, asdict, dataclass
 
 from common.console import ConfigError
 from common.messages import did_you_mean, quoted
-from configs.fields import fields_of, format_escapes, parse_escapes, parse_value, setting
+from configs.fields import LocalPath, Source, fields_of, normal_escapes, parse_value, setting
 
-TEXT_URL = re.compile(
-    r"(https://[^\s#]+/(\w[\w.-]*)/(\w[\w.-]*))#sha256=([0-9a-f]{64})", re.IGNORECASE
-)
 # the keys of the tables in model/attention.py and training/device.py, repeated here to avoid
 # importing torch
 LAYOUTS = ("heads", "separate", "fused", "interleaved", "stacked", "unrolled")
@@ -26,10 +22,6 @@ AUTO = ("auto",)
 DEVICES = (*AUTO, "cuda", "mps", "cpu")
 DTYPES = ("float32", "bfloat16")
 MAX_SEED = 2**32 - 1
-# dropout auto: 0 below so many weights in the blocks per character of the text, because so small a
-# model memorizes little; else (epochs, the dropout from this many epochs on); see docs/research.md
-MIN_WEIGHTS_PER_CHARACTER = 1.5
-DROPOUT_BY_EPOCHS = ((0, 0.0), (5, 0.05), (7, 0.1), (9, 0.2), (16, 0.3))
 # logit_scale auto: it starts at 1, drops by this much per epoch read, and stays above the minimum
 LOGIT_SCALE_DROP, MIN_LOGIT_SCALE = 0.03, 0.8
 DEFAULT_TEMPERATURE = 0.7  # of samples
@@ -39,25 +31,23 @@ DEFAULT_TEMPERATURE = 0.7  # of samples
 class DataConfig:
     """The text to train on."""
 
-    sources: tuple[str, ...] = setting(
+    sources: tuple[Source, ...] = setting(
         ("data/plays",),
         'file, folder of .txt files, "notes/**/*.md" or https://...#sha256=HEX; several are joined',
     )
-    fallback: str = setting("", "text to train on if a download fails")
+    fallback: Source = setting("", "text to train on if a download fails")
     encoding: str = setting("utf-8", "encoding of files without a byte order mark")
-    val_sources: tuple[str, ...] = setting((), "text to validate on (none = a part of sources)")
+    val_sources: tuple[Source, ...] = setting((), "text to validate on (none = a part of sources)")
     # the end of each file, or items of a list
     val_fraction: float = setting(0.1, "fraction held out", more_than=0, less_than=1, fixed=True)
-    max_val_chars: int = setting(
-        250_000, "characters to validate on (0 = all)", at_least=0, fixed=True
-    )
+    max_val_chars: int = setting(250_000, "validate on so many (0 = all)", at_least=0, fixed=True)
     separator: str = setting("", 'lists: what ends an item, such as "\\n" for names', fixed=True)
     answer_after: str = setting("", 'with separator: what ends a question, such as "="', fixed=True)
 
     def __post_init__(self):
         # a newline and \n are stored the same way, so that they compare equal
         for name in ("separator", "answer_after"):
-            object.__setattr__(self, name, format_escapes(parse_escapes(getattr(self, name))))
+            object.__setattr__(self, name, normal_escapes(getattr(self, name)))
         if self.answer_after and not self.separator:
             raise ConfigError(
                 f"answer_after {quoted(self.answer_after)} needs items that end: set separator "
@@ -68,19 +58,6 @@ class DataConfig:
         except LookupError as error:  # unknown encoding: utf8x
             allowed = "utf-8, utf-16-le, cp1252, gb18030 or cp932"
             raise ConfigError(f"encoding: {error}; use for example {allowed}") from None
-        sources = (*self.sources, *self.val_sources, self.fallback)
-        for text in (*sources, self.separator, self.answer_after):
-            # the shell of Windows leaves single quotes where they are
-            if len(text) > 1 and text[0] == text[-1] == "'":
-                raise ConfigError(f"{text}: the quotes are part of it; use double quotes")
-        for source in sources:
-            # a download needs its SHA-256: losses on another text are not comparable
-            if "://" in source and not TEXT_URL.fullmatch(source):
-                raise ConfigError(
-                    f"{quoted(source)} is not a verifiable download; allowed: "
-                    "https://HOST/FOLDER/FILE#sha256=<64 hex digits>; or download it and give the "
-                    "file"
-                )
 
 
 @dataclass(frozen=True)
@@ -98,9 +75,7 @@ class ModelConfig:
     n_previous: int = setting(2, "embed N previous characters too", at_least=0, fixed=True)
     norm: str = setting("layernorm", "normalization", ("layernorm", "rmsnorm"), fixed=True)
     # relu2: cheaper than GELU
-    activation: str = setting(
-        "relu2", "activation of the MLP", ("gelu", "relu2", "swiglu"), fixed=True
-    )
+    activation: str = setting("relu2", "of the MLP", ("gelu", "relu2", "swiglu"), fixed=True)
     bias: bool = setting(False, "biases in linear layers and LayerNorm", fixed=True)
     # tying saves little: V is small
     tie_weights: bool = setting(False, "tie lm_head to the token embedding", fixed=True)
@@ -114,19 +89,20 @@ class ModelConfig:
     logit_scale: float | str = setting(
         1.0, "multiply logits, except in training (auto = falls with epochs)", AUTO, more_than=0
     )
-    residual_init: str = setting(  # zero: each block starts as the identity
-        "zero", "init of each branch's last matrix", ("scaled", "zero"), fixed=True
-    )
+    # zero: each block starts as the identity
+    residual_init: str = setting("zero", "a branch's last matrix", ("scaled", "zero"), fixed=True)
 
     def __post_init__(self):
         # the heads share the features; rope rotates pairs of them, so a head has an even number
-        unit = self.n_head * (2 if self.positions == "rope" else 1)
-        if self.n_embd % unit:
-            why = "2 * n_head, for positions rope" if self.positions == "rope" else "n_head"
-            nearest = max(1, round(self.n_embd / unit)) * unit
-            raise ConfigError(
-                f"n_embd {self.n_embd} must be a multiple of {unit} ({why}); nearest: {nearest}"
-            )
+        pair, rule = (2, "2 * n_head (for rope)") if self.positions == "rope" else (1, "n_head")
+        width, unit = self.n_embd, pair * self.n_head
+        if width % unit:
+            below = width - width % unit
+            nearest = [f"n_embd {near}" for near in (below, below + unit) if near]
+            heads = [n for n in range(1, min(unit, width) + 1) if width % (pair * n) == 0]
+            heads.sort(key=lambda n: abs(n - self.n_head))
+            nearest = " or ".join(nearest + [f"n_head {n}" for n in heads[:1]])
+            raise ConfigError(f"n_embd {width} must be a multiple of {rule}, {unit}: {nearest}")
 
 
 @dataclass(frozen=True)
@@ -138,9 +114,8 @@ class TrainConfig:
     max_iters: int = setting(2000, "number of optimization steps", at_least=1)
     # Muon needs fewer steps than AdamW alone
     optimizer: str = setting("muon", "of the blocks' matrices", ("adamw", "muon"), fixed=True)
-    learning_rate: float = setting(  # high: with Muon, AdamW trains only embeddings, head, vectors
-        0.02, "peak rate of AdamW (alone: 1e-3); of Muon: muon_learning_rate", more_than=0
-    )
+    # high: with Muon, AdamW trains only embeddings, head and vectors
+    learning_rate: float = setting(0.02, "peak rate of AdamW (without Muon: 1e-3)", more_than=0)
     muon_learning_rate: float = setting(0.02, "peak learning rate of Muon", more_than=0)
     min_lr_ratio: float = setting(0.0, "final learning rate / peak", at_least=0, at_most=1)
     beta1: float = setting(0.9, "beta1 of AdamW", at_least=0, less_than=1)
@@ -149,9 +124,8 @@ class TrainConfig:
     muon_momentum: float = setting(0.9, "momentum of Muon", at_least=0, less_than=1)
     weight_decay: float = setting(0.1, "weight decay, on matrices and embeddings", at_least=0)
     grad_clip: float = setting(1.0, "clip the gradient norm (0 = off)", at_least=0)
-    schedule: str = setting(  # wsd: constant, then a linear cooldown
-        "wsd", "learning rate after the warm-up", ("cosine", "wsd", "constant")
-    )
+    # wsd: constant, then a linear cooldown
+    schedule: str = setting("wsd", "rate after the warm-up", ("cosine", "wsd", "constant"))
     # shares of the run, which were best in shakespeare.yaml
     warmup_ratio: float = setting(1 / 70, "warm-up steps / max_iters", at_least=0, at_most=1)
     cooldown_ratio: float = setting(6 / 7, "cooldown steps / max_iters", at_least=0, at_most=1)
@@ -170,18 +144,29 @@ class Config:
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     train: TrainConfig = TrainConfig()
-    out_dir: str = setting("auto", "run folder (auto = out/NAME for configs/NAME.yaml)")
-    seed: int = setting(1337, "random seed", at_least=0, at_most=MAX_SEED)
+    out_dir: LocalPath = setting("auto", "run folder (auto = out/NAME for configs/NAME.yaml)")
+    seed: int = setting(1337, "random seed", at_least=0, at_most=MAX_SEED, fixed=True)
     device: str = setting("auto", "device (auto = cuda if there is one, else cpu)", DEVICES)
     dtype: str = setting("auto", "dtype of matrix products (auto = fastest)", (*AUTO, *DTYPES))
     compile: bool = setting(False, "torch.compile: slow to start, then faster")
 
 
 @dataclass(frozen=True)
+class StartOptions:
+    """The options that start or resume a run, and are not for config files."""
+
+    print_config: bool = setting(False, "print the settings of a new run as YAML and exit")
+    resume: bool = setting(False, "resume the run in out_dir, or start one if there is none")
+    overwrite: bool = setting(False, "replace the run in out_dir, if there is one")
+    init_from: LocalPath | None = setting(None, "checkpoint to start from: weights and vocabulary")
+    minutes: float | None = setting(None, "train for so many minutes, in all", more_than=0)
+
+
+@dataclass(frozen=True)
 class SampleConfig:
     """Options of sample.py."""
 
-    ckpt: str = setting("", "run folder or checkpoint file (required)")
+    ckpt: LocalPath = setting("", "run folder or checkpoint file (required)")
     prompt: str = setting("", "text to continue (\\n = newline)")
     num_samples: int = setting(1, "number of samples", at_least=1)
     sample: int | None = setting(None, "draw only sample N of this seed", at_least=1)
@@ -193,21 +178,24 @@ class SampleConfig:
     top_p: float = setting(1.0, "sample from this total probability", more_than=0, at_most=1)
     min_p: float = setting(0.0, "drop below this share of the likeliest", at_least=0, less_than=1)
     stop: tuple[str, ...] = setting((), "end with this string; may be repeated")
-    novel: str | None = setting(
-        None, "what is in this text? lists: only items that are not; else the longest passage"
+    novel: Source | None = setting(
+        None, "lists: no items of this text; else what is copied from it"
     )
     seed: int = setting(1337, "random seed", at_least=0, at_most=MAX_SEED)
     interactive: bool = setting(False, "a conversation: you type a line, the model continues")
-    score: str | None = setting(None, "print only the model's loss on the text in this file")
-    html: str | None = setting(None, "write only this file: the model as a web page")
+    score: Source | None = setting(None, "print only the model's loss on the text in this file")
+    html: LocalPath | None = setting(None, "write only this file: the model as a web page")
     device: str = setting("auto", "device (auto = cuda if there is one, else cpu)", DEVICES)
     dtype: str = setting("float32", "dtype of the weights; with --score, of autocast", DTYPES)
-    layout: str | None = setting(None, "another weight layout (docs/attention.md)", LAYOUTS)
-    kernel: str | None = setting(None, "another attention kernel (docs/attention.md)", KERNELS)
+    layout: str | None = setting(None, "another weight layout", LAYOUTS)
+    kernel: str | None = setting(None, "another attention kernel", (*AUTO, *KERNELS))
     cache: bool = setting(True, "KV cache: faster, and in float32 the same text")
 
 
-FIELDS = fields_of(Config, DataConfig, ModelConfig, TrainConfig)  # of a run
+TRAIN_SECTIONS = (StartOptions, Config, DataConfig, ModelConfig, TrainConfig)
+FIELDS = fields_of(*TRAIN_SECTIONS[1:])  # of a run: in files and checkpoints
+FIXED = {name for name, field in FIELDS.items() if field.metadata["fixed"]}
+ARCHITECTURE = FIXED & fields_of(ModelConfig).keys()
 OTHER_NAMES = {  # in other projects, where they are too different to be recognized as typos
     "lr": "learning_rate", "steps": "max_iters", "epochs": "max_iters", "context": "block_size",
     "seq_len": "block_size", "width": "n_embd", "d_model": "n_embd", "hidden_size": "n_embd",
@@ -215,13 +203,16 @@ OTHER_NAMES = {  # in other projects, where they are too different to be recogni
 }  # fmt: skip
 
 
-def suggest_setting(key: str, known: Mapping[str, Field], prefix: str = "") -> str:
-    """Return `did you mean n_layer (number of blocks)?` for an unknown key.
+def find_setting(name: str, known: Mapping[str, Field], prefix: str = "") -> Field:
+    """Return the setting with a name; raise ConfigError with the nearest name.
 
     `prefix` stands before a name: `--` of an option.
     """
-    names = {name: f"{prefix}{name} ({f.metadata['meaning']})" for name, f in known.items()}
-    return did_you_mean(OTHER_NAMES.get(key, key), names, "--help lists all")
+    if name not in known:
+        names = {known: f"{prefix}{known} ({f.metadata['meaning']})" for known, f in known.items()}
+        hint = did_you_mean(OTHER_NAMES.get(name, name), names, "--help lists all")
+        raise ConfigError(f"unknown setting {quoted(prefix + name)}; {hint}")
+    return known[name]
 
 
 def flat(settings: Mapping[str, object]) -> dict[str, object]:
@@ -239,12 +230,10 @@ def flat_settings(config: Config) -> dict[str, object]:
 
 def from_flat(values: Mapping[str, object]) -> Config:
     """Build a Config from settings by name, which are checked; defaults fill in."""
-    if unknown := [name for name in values if name not in FIELDS]:
-        raise ConfigError(f"unknown setting {quoted(unknown[0])}")
-    values = {name: parse_value(FIELDS[name], value) for name, value in values.items()}
+    values = {n: parse_value(find_setting(n, FIELDS), value) for n, value in values.items()}
 
     def build(section: type, **parts):
-        own = {f.name: values[f.name] for f in fields(section) if f.name in values}
-        return section(**own, **parts)
+        names = fields_of(section).keys() & values.keys()
+        return section(**{name: values[name] for name in names}, **parts)
 
     return build(Config, data=build(DataConfig), model=build(ModelConfig), train=build(TrainConfig))

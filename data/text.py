@@ -18,8 +18,7 @@ from urllib.request import urlopen
 from common.console import DataError
 from common.files import ROOT, expand_home, resolve_bundled
 from common.messages import did_you_mean, first_few
-from configs.fields import universal_newlines
-from configs.schema import TEXT_URL
+from configs.fields import TEXT_URL, universal_newlines
 
 # byte order mark -> encoding
 BOMS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}

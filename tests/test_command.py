@@ -22,10 +22,11 @@ from configs.schema import (
     FIELDS,
     OTHER_NAMES,
     Config,
+    ModelConfig,
     SampleConfig,
+    find_setting,
     flat_settings,
     from_flat,
-    suggest_setting,
 )
 from tests.conftest import ROOT, run_command
 from tests.runs import exit_code, train_main
@@ -41,13 +42,12 @@ BOMB = "".join(
 ).replace("*a", "x")
 
 WRONG_FILES = {  # content: words of the message
-    "# only a comment": f"has no settings; {FORM}",
     "- seed": f"has no settings; {FORM}",
-    "# caf\xe9": "not UTF-8 at byte 5",
-    "seed: 1\nmodel:\n  n_layer: 3": "line 2: unknown key 'model'; --help lists all",
-    "seed: 1\nn_heads: 4": "line 2: unknown key 'n_heads'; did you mean n_head (number of",
+    "# caf\xe9": "unacceptable character #x00e9",
+    "seed: 1\nmodel:\n  n_layer: 3": "line 2: unknown setting 'model'; --help lists all",
+    "seed: 1\nn_heads: 4": "line 2: unknown setting 'n_heads'; did you mean n_head (number of",
     "hidden_size: 4": "did you mean n_embd (width of the model",  # as in Hugging Face
-    "zzz: 4": "unknown key 'zzz'; --help lists all",
+    "zzz: 4": "unknown setting 'zzz'; --help lists all",
     "n_layer: 6.5": "n_layer must be an integer of at least 1, but is '6.5'",
     "dropout: 1": "must be auto or a number of at least 0 and less than 1, but is '1'",
     "layout: flsh": "must be one of heads, separate, fused, interleaved, stacked, unrolled, but is",
@@ -57,36 +57,49 @@ WRONG_FILES = {  # content: words of the message
     "learning_rate: inf": "but is 'inf'",
     "seed: on": "but is 'on'",
     "seed: 1\nlearning_rate:": "line 2: learning_rate must be a number of more than 0",
-    "sources: ~": "sources must be one string or several, but is None",
-    "sources: [a, null]": "sources must be one string or several, but is ('a', None)",
-    f"{BOMB}sources: *l": "line 5: unknown key 'f'",
-    "sources: &a [[*a], *a]": "sources must be one string or several",
+    "sources: ~": "sources must be a path, a pattern or https://HOST/FOLDER/FILE#sha256=<64 hex",
+    "sources: [a, null]": "or several, but is ('a', None)",
+    "sources: https://a.net/b/c.txt": "several, but is 'https://a.net/b/c.txt'",
+    "fallback: https://a.net/b/c.txt#sha256=123": "hex digits>, but is 'https://a.net",
+    'seed: 1\nsources: "D:\\notes"': "line 2: sources: 'D:\\notes': use single quotes",
+    'seed: 1\nsources: "C:\\Users"': "line 2: not YAML (expected escape sequence of 8 hex",
+    f"{BOMB}sources: *l": "line 5: unknown setting 'f'",
+    "sources: &a [[*a], *a]": "sources must be a path,",
     "seed: 1\nn_layer: 2\nseed: 2": "line 3: duplicate key 'seed', as in line 1",
     "seed: 1\n\tn_layer: 4": "line 2: not YAML",
     "n_layer:4\nn_head: 4": "line 2: not YAML",
     "seed: !!python/object/apply:os.mkdir [made]": "line 1: seed must be an integer",
     "answer_after: =": "answer_after '=' needs items that end: set separator too",
-    "n_embd: 384\nn_head: 5": "n_embd 384 must be a multiple of 10 (2 * n_head, for positions",
-    "positions: learned\nn_embd: 100\nn_head: 3": "multiple of 3 (n_head); nearest: 99",
-    "n_embd: 12": "must be a multiple of 8 (2 * n_head, for positions rope); nearest: 16",
-    "n_embd: 3\nn_head: 1": "must be a multiple of 2 (2 * n_head, for positions rope); nearest: 4",
+    "n_embd: 130": "of 2 * n_head (for rope), 8: n_embd 128 or n_embd 136 or n_head 5",
+    "positions: learned\nn_embd: 100\nn_head: 3": "n_head, 3: n_embd 99 or n_embd 102 or n_head 2",
+    "n_embd: 3": "multiple of 2 * n_head (for rope), 8: n_embd 8",
+    "n_embd: 1000000001": ": n_embd 1000000000 or n_embd 1000000008",
 }
 WRONG_OPTIONS = {  # of train.py: words of the message
     "": "config file or run folder, such as configs/shakespeare.yaml, but is given",
     "my.yaml --n_heads=4": "'--n_heads'; did you mean --n_head (number of",
-    "my.yaml --lr=1": "--learning_rate (peak rate of AdamW (alone",
+    "my.yaml --lr=1": "--learning_rate (peak rate of AdamW (without",
     "my.yaml --epochs=3": "--max_iters (number of optimization steps)?",
-    "my.yaml --n_layer -1": "must be an integer of at least 1, but is '-1'",
-    "my.yaml --seed --compile": "seed must be an integer of at least 0 and at most",
+    "my.yaml --n_layer -1": "--n_layer: its value is missing",
+    "my.yaml --out_dir --max_iters=5": "--out_dir: its value is missing",
+    "my.yaml --seed": "--seed: its value is missing",
+    "my.yaml --out_dir=gs://a/run": "out_dir must be a path on this machine, but is 'gs://a",
+    "my.yaml --init_from=s3://a/run": "init_from must be a path on this machine",
     "my.yaml --sources='a/*.md'": "'a/*.md': the quotes are part of it; use double",
     "my.yaml --n_head=5": "my.yaml and the options: n_embd 128 must be a multiple",
     "my.yaml --minutes=1 --max_iters=9": "contradict each other",
     "my.yaml --resume --overwrite": "contradict each other",
-    "my.yaml --compile off": "an option is --key=value",
+    "my.yaml --compile true": "an option is --key=value, such as --compile=true",
+    "my.yaml --sources a.txt b.txt": "several texts are --sources=A --sources=B; a pattern needs",
+    "book.txt": "is no .yaml file; a run is named by its folder, a text by configs/mytext.yaml",
     "my.yaml out/book": "takes one config file or run folder",
     "out/book --minutes=1": "--minutes does not apply to a run folder",
     "out/book --out_dir=x": "a run keeps its place",
-    "out/book/last.safetensors": "name its folder to resume the run: out/book",
+    "out/book/last.safetensors": "a run is named by its folder",
+    "out/gone": "has a log, but its checkpoints are gone; --overwrite starts anew",
+    "my.yaml --out_dir=out/gone": "are gone; --overwrite starts anew, another --out_dir leaves",
+    "my.yaml --out_dir=out/gone --resume": "has a log, but its checkpoints are gone",
+    "my.yaml": "already holds a run; --resume continues it, --overwrite replaces it, another",
     "out/bok": "out/bok: is no config and no run folder; did you mean out/book?",
     "configs/smoke": f"did you mean {SMOKE}?",
     "zzz": f"allowed: {', '.join(map(str, RECIPES))}",
@@ -94,16 +107,25 @@ WRONG_OPTIONS = {  # of train.py: words of the message
 WRONG_SAMPLES = {  # of sample.py: words of the message
     "": "--ckpt is missing; write --ckpt=PATH",
     "--ckpt=x --new_tokens=9": "did you mean --max_new_tokens (char",
-    "--ckpt=x --lr=1": "unknown option '--lr'; --help lists all",  # not of a setting of train.py
+    "--ckpt=x --lr=1": "unknown setting '--lr'; --help lists all",  # not of a setting of train.py
     "--ckpt=x ROMEO:": '--prompt="TEXT"',
     "--ckpt=x --temperature=-1": "temperature must be auto or a number of at least 0",
+    "--ckpt=x --prompt --num_samples=3": "--prompt: its value is missing",
+    "--ckpt=x --prompt='ROMEO:'": "prompt: 'ROMEO:': the quotes are part of it; use double quotes",
+    "--ckpt=gs://a/run": "ckpt must be a path on this machine",
+    "--ckpt=x --html=s3://a/page.html": "html must be a path on this machine",
+    "--ckpt=x --interactive --html a": "--interactive and --html contradict each other",
+    "--ckpt=x --score b --novel c": "--score and --novel contradict each other",
+    "--ckpt=x --sample 9 --num_samples 3": "--sample and --num_samples contradict each other",
 }
 VALUES = {  # a line of a file, or an option: the value in the type of its setting
     "n_layer: 6.0": 6, "learning_rate: 1e-3": 0.001, "max_iters: 3e4": 30_000, "seed: 010": 10,
     "\ufeffseed: '7'": 7, "sources: [a, b]": ("a", "b"), "compile: True": True,
     "sources: '~'": ("~",),  # only in quotes is it the home folder
+    "fallback:": "", "val_sources: ~": (), "\xa0seed: 7": 7,
     "--n_layer=3": 3, "--n_layer=4 --n-layer 3": 3, "--compile": True, "--compile=false": False,
     "--sources=a,b --sources=[c": ("a,b", "[c"), "--separator='": "'",
+    "--eval_interval=auto --minutes=1": "auto",
 }  # fmt: skip
 
 
@@ -113,7 +135,9 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     write("out/book/last.safetensors", "")
+    write("out/gone/metrics.csv", "")
     write("my.yaml", "seed: 5\nout_dir: out/book\n")
+    write("book.txt", "A text.")
 
 
 def error_message(function, argument):
@@ -132,7 +156,9 @@ def test_wrong_file(content):
 
 @pytest.mark.parametrize("words", WRONG_OPTIONS)
 def test_wrong_option(words):
-    assert WRONG_OPTIONS[words] in error_message(parse_train, words.split())
+    assert WRONG_OPTIONS[words] in error_message(
+        lambda argv: parse_train(argv).refuse_to_replace(), words.split()
+    )
 
 
 @pytest.mark.parametrize("words", WRONG_SAMPLES)
@@ -147,7 +173,7 @@ def test_wrong_settings_of_a_checkpoint(wrong):
 
 def test_name_that_is_not_utf_8():
     message = error_message(parse_train, ["my.yaml", "--sources", os.fsdecode(b"caf\xe9.txt")])
-    assert message == r"sources must be one string or several, but is 'caf\udce9.txt'"
+    assert message.startswith("sources must be ") and message.endswith(r"is 'caf\udce9.txt'")
 
 
 @pytest.mark.parametrize("words", VALUES)
@@ -187,18 +213,22 @@ def test_random_yaml_is_settings_or_faults(monkeypatch):
             assert 1 <= len(error.args) <= 5
 
 
+def unknown(*name):
+    return error_message(lambda name: find_setting(name[0], FIELDS, *name[1:]), name)
+
+
 def test_mistyped_settings_are_recognized():
     for name in FIELDS.keys() - {"beta1", "beta2"}:  # these differ by one letter
         for i in range(len(name)):
             typo = name[:i] + name[i + 1 :]
-            assert suggest_setting(typo, FIELDS).startswith(f"did you mean {name} (")
+            assert f"; did you mean {name} (" in unknown(typo)
 
 
 def test_names_of_other_projects():
     """Which are not similar to those of the settings."""
     for name, ours in OTHER_NAMES.items():
         assert not difflib.get_close_matches(name, FIELDS)
-        assert suggest_setting(name, FIELDS, "--").startswith(f"did you mean --{ours} (")
+        assert f"; did you mean --{ours} (" in unknown(name, "--")
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
@@ -240,13 +270,14 @@ def test_config_here_or_beside_the_code():
     assert parse_train(["configs/smoke.yaml"]).config.seed == 9
 
 
-@pytest.mark.parametrize("words", [["out/book/", "--seed=1"], ["~/out/book", "--resume"]])
+@pytest.mark.parametrize("words", [["out/book/", "--layout=heads"], ["~/out/book", "--resume"]])
 def test_run_folder_is_resumed(words):
     """With its own settings and the options; its name stays as it was typed."""
     command = parse_train(words)
     assert (command.mode, command.out_dir, command.settings_in_file) == ("resumed", words[0], {})
     resumed = command.build_settings(Config(seed=9, compile=True, out_dir="elsewhere"))
-    assert resumed == Config(seed=command.overrides.get("seed", 9), compile=True, out_dir=words[0])
+    model = ModelConfig(**command.overrides)
+    assert resumed == Config(seed=9, compile=True, out_dir=words[0], model=model)
 
 
 def test_config_starts_a_run_or_resumes_it():

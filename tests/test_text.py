@@ -9,8 +9,7 @@ from urllib.error import HTTPError, URLError
 import pytest
 
 from common import files
-from common.console import ConfigError, DataError
-from configs.schema import DataConfig
+from common.console import DataError
 from data import text
 from data.text import read_text
 from tests.runs import raised
@@ -220,13 +219,10 @@ def test_download_failed(answer, reason, network, folder):
 
 
 def test_download_verified(network):
-    """A file in its place with another content is refused; so is a URL without a SHA-256."""
+    """A file in its place with another content is refused."""
     message = error_message(DataError, SOURCE, fallback=write("data/corpus/input.txt", "x"))
     assert message.startswith(f"data/corpus/input.txt: not the file of {URL}, by its SHA-256; ")
     assert not network.called
-    for end in ("", "#sha256=123"):
-        with pytest.raises(ConfigError, match=f"^'{URL}.* is not a verifiable download"):
-            DataConfig(sources=("book.txt", URL + end))
 
 
 def test_download_that_cannot_be_stored(network, monkeypatch):

@@ -7,10 +7,8 @@ import torch
 
 from common.console import NonFiniteError
 from configs.schema import (
-    DROPOUT_BY_EPOCHS,
     LOGIT_SCALE_DROP,
     MIN_LOGIT_SCALE,
-    MIN_WEIGHTS_PER_CHARACTER,
     Config,
 )
 from data.batches import Batches
@@ -20,6 +18,10 @@ from training.device import Runtime
 from training.distributed import World
 from training.optimizers import build_optimizers
 
+# `dropout: auto` is 0 if the blocks have fewer than 1.5 weights per character, because so small a
+# model memorizes little; otherwise that of the last row whose epochs the run reaches
+MIN_WEIGHTS_PER_CHARACTER = 1.5
+DROPOUT_BY_EPOCHS = ((0, 0.0), (5, 0.05), (7, 0.1), (9, 0.2), (16, 0.3))
 EVALUATIONS = 10  # of a run with `eval_interval: auto`
 TRAIN_PER_VAL = 0.1  # evaluate on so many training characters for each validation character
 
