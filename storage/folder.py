@@ -1,6 +1,6 @@
 """The run folder: what train.py may replace there, and when a run saves its checkpoints.
 
-A folder with a checkpoint or a log needs --resume or --overwrite. Only --overwrite removes files:
+A folder with a checkpoint needs --resume or --overwrite. Only --overwrite removes files:
 the checkpoints and the log of the earlier run, by their names. A config.yaml of your own is kept.
 
 A kill at any moment leaves whole checkpoints (`files.write_atomic`). The resumed run repeats the
