@@ -1,7 +1,7 @@
 """The training of a character-level GPT on a text: python train.py configs/shakespeare.yaml
 
-From the whole to its parts: `main` trains a run in its folder, `training_loop` from step to step,
-`train_step` is one step. `build_run` makes a run, new or from a checkpoint.
+From the whole to its parts: `main` trains a run in its folder. `build_run` makes the run, new or
+from a checkpoint, `training_loop` goes from step to step, and `train_step` is one step.
 
 On the same machine, a resumed run ends bit-identical to an uninterrupted one. A checkpoint has the
 settings and all that accumulates: weights, optimizer state and progress. Everything else is a
@@ -22,23 +22,25 @@ if __name__ == "__main__":
 import math
 import time
 from contextlib import closing, nullcontext
-from functools import partial
+from dataclasses import replace
 
 import numpy as np
 import torch
 
-from configs.schema import TrainConfig
+from common.console import say
+from configs.schema import Config, TrainConfig
 from data.batches import IGNORE_INDEX
-from data.corpus import load_corpus
+from data.corpus import Corpus, load_corpus
 from model.gpt import cross_entropy
 from storage.checkpoint import LAST, load_checkpoint, load_for_sampling, restore, restore_weights
 from storage.folder import Saver, locked
 from storage.log import Log, say_start
-from training.device import keep_freed_memory, select_runtime
+from training.device import Runtime, keep_freed_memory, select_runtime
 from training.distributed import World
-from training.duration import settings_for_minutes
-from training.evaluate import evaluate
-from training.state import Run, StepResult
+from training.duration import Timing, settings_for_minutes
+from training.evaluate import TOKENS_PER_BATCH, evaluate
+from training.samples import sample_texts
+from training.state import Run, StepResult, resolve
 from training.stop import Stop
 
 
@@ -59,6 +61,40 @@ def main(command: TrainCommand) -> int:
             log.end(exit_code)
     world.close()
     return exit_code
+
+
+def build_run(command: TrainCommand, world: World) -> Run:
+    """Build the run of a command: a new one, or one in the state of its checkpoint."""
+    # what it starts from: its own checkpoint, that of another model, or nothing
+    checkpoint = None
+    if command.mode == "resumed":
+        checkpoint = load_checkpoint(command.folder / LAST)
+    elif command.mode == "fine-tuned":
+        checkpoint = load_for_sampling(command.init_from)
+
+    # its settings, then what they name: the device and the text
+    settings = command.build_settings(checkpoint.settings) if checkpoint else command.config
+    runtime = select_runtime(settings.device, settings.dtype)
+    world.connect(runtime.device)
+    corpus = load_corpus(settings.data, checkpoint.vocabulary if checkpoint else "")
+
+    # its length, and the numbers that `auto` means for this text and length
+    if command.minutes and command.mode != "resumed":
+        timing = measure_timing(command, settings, corpus, runtime, world)
+        settings = settings_for_minutes(
+            command.minutes, settings, timing, int(corpus.val.lengths.sum())
+        )
+    settings = resolve(settings, corpus)
+
+    # the model, with initial or saved weights, its optimizers and batches
+    run = Run(settings, corpus, runtime, world)
+    if command.mode == "resumed":
+        restore(checkpoint, run)
+    elif checkpoint:
+        restore_weights(checkpoint, run.model)
+
+    say_start(command, checkpoint, run)
+    return run
 
 
 def training_loop(run: Run, stop: Stop, log: Log, saver: Saver | None) -> int:
@@ -178,38 +214,47 @@ def ratio_to_steps(ratio: float, max_iters: int) -> int:
     return int(ratio * max_iters + 1e-6)
 
 
-# --------------------------------------------------------------------------------- building the run
+def measure_timing(
+    command: TrainCommand, settings: Config, corpus: Corpus, runtime: Runtime, world: World
+) -> Timing:
+    """Time the start, steps and an evaluation for `--minutes`, with a run that is thrown away.
 
+    All ranks make the same number of steps, and return the times of the slowest one.
+    """
+    say(f"--minutes={command.minutes:g}: timing steps and an evaluation")
+    # a million steps: `dropout: auto`, which takes time, is as large as it can be
+    train = replace(settings.train, max_iters=10**6)
+    # one batch of the validation text
+    val_chars = min(TOKENS_PER_BATCH, settings.data.max_val_chars or TOKENS_PER_BATCH)
+    data = replace(settings.data, max_val_chars=val_chars)
+    began = time.monotonic()
+    settings = resolve(replace(settings, data=data, train=train), corpus)
+    probe = Run(settings, corpus, runtime, world)
 
-def build_run(command: TrainCommand, world: World) -> Run:
-    """Build the run of a command: a new one, or one in the state of its checkpoint."""
-    # what it starts from: its own checkpoint, that of another model, or nothing
-    checkpoint = None
-    if command.mode == "resumed":
-        checkpoint = load_checkpoint(command.folder / LAST)
-    elif command.mode == "fine-tuned":
-        checkpoint = load_for_sampling(command.init_from)
+    def seconds_per_step(count: int) -> float:
+        began = time.perf_counter()
+        for _ in range(count):
+            train_step(probe)
+        return (time.perf_counter() - began) / count
 
-    # its settings, then what they name: the device, the text, the length
-    settings = command.build_settings(checkpoint.settings) if checkpoint else command.config
-    runtime = select_runtime(settings.device, settings.dtype)
-    world.connect(runtime.device)
-    corpus = load_corpus(settings.data, checkpoint.vocabulary if checkpoint else "")
-    if command.minutes and command.mode != "resumed":
-        make_run = partial(Run, corpus=corpus, runtime=runtime, world=world)
-        settings = settings_for_minutes(
-            command.minutes, command.began, settings, make_run, train_step
-        )
+    seconds_per_step(2)  # the first steps are slow: they allocate memory, and may compile
+    build = time.monotonic() - began
 
-    # the model, with initial or saved weights, its optimizers and batches
-    run = Run(settings, corpus, runtime, world)
-    if command.mode == "resumed":
-        restore(checkpoint, run)
-    elif checkpoint:
-        restore_weights(checkpoint, run.model)
+    # steps for a twentieth of the time
+    affordable = min(3 * command.minutes, 30) / seconds_per_step(1)
+    step = seconds_per_step(max(1, int(world.all_max(affordable)[0])))
 
-    say_start(command, checkpoint, run)
-    return run
+    # an evaluation, and what the log draws of it
+    began = time.perf_counter()
+    result = evaluate(probe)
+    evaluated = time.perf_counter()
+    sample_texts(probe, result)
+    samples = time.perf_counter() - evaluated
+    character = (evaluated - began) / probe.val_excerpt.lengths.sum()
+
+    # the real run takes as long to build
+    start = time.monotonic() - command.began + max(0, build - 2 * step)
+    return Timing(*world.all_max(start, step, samples, character))
 
 
 if __name__ == "__main__":

@@ -118,7 +118,8 @@ class Log:
             *run.corpus.summary,
             f"model       {shape}: {parameter_count(run.model):,} parameters",
             f"device      {run.runtime}{ranks}",
-            f"training    {counted(train.max_iters, 'step')}, {run.planned_epochs:,.1f} epochs, "
+            f"training    {counted(train.max_iters, 'step')}, "
+            f"{run.epochs_at(train.max_iters):,.1f} epochs, "
             f"dropout {config.dropout:g}, logit_scale {config.logit_scale}",
         ]
         if note := length_advice(run.corpus.train, run.corpus.val, config.block_size):
@@ -160,7 +161,7 @@ class Log:
                 "train/loss": result.loss,
                 "train/grad_norm": result.grad_norm,
                 "train/chars_per_sec": chars_per_sec,
-                "train/total_epochs": run.epochs,
+                "train/total_epochs": run.epochs_at(step),
             }
             for tag, optimizer in zip(LR_TAGS, run.optimizers, strict=False):
                 scalars[tag] = optimizer.lr

@@ -2,10 +2,12 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from configs.schema import Config, ModelConfig, TrainConfig
+from data.batches import Split
 from model.attention import KERNELS, MultiHeadAttention, fastest_kernel
 from storage import load_model
 from storage.checkpoint import LAST, load_checkpoint
@@ -24,18 +26,19 @@ from training.state import resolve
 )  # fmt: skip
 def test_auto_dropout(epochs, n_embd, characters, dropout, tmp_path):
     corpus = load(write(f"{tmp_path}/book.txt"))
-    corpus = replace(corpus, train=range(characters), val=())
+    corpus = replace(corpus, train=Split(np.zeros(characters, np.uint8)), val=())
     layers = 4 if n_embd == 128 and characters == 10**5 else 2
-    model = ModelConfig(dropout="auto", n_layer=layers, n_embd=n_embd)
-    assert resolve(Config(model=model), epochs, corpus).model.dropout == dropout
+    model = ModelConfig(dropout="auto", n_layer=layers, n_embd=n_embd, block_size=100)
+    train = TrainConfig(batch_size=10, max_iters=round(epochs * characters / 1000) + 1)
+    assert resolve(Config(model=model, train=train), corpus).model.dropout == dropout
 
 
-@pytest.mark.parametrize(("max_iters", "interval"), [(60, 6), (1, 1), (71, 8)])
+@pytest.mark.parametrize(("max_iters", "interval"), [(200, 20), (711, 72), (20, 10), (1, 10)])
 def test_auto_eval_interval(max_iters, interval, tmp_path):
-    """A run is evaluated ten times."""
+    """A run is evaluated ten times, but at least ten steps lie between."""
     settings = Config(train=TrainConfig(max_iters=max_iters, eval_interval="auto"))
     corpus = load(write(f"{tmp_path}/book.txt"))
-    assert resolve(settings, 1, corpus).train.eval_interval == interval
+    assert resolve(settings, corpus).train.eval_interval == interval
 
 
 @pytest.mark.parametrize(
@@ -61,7 +64,7 @@ def test_auto_in_a_checkpoint(options, tmp_path):
     code, output = train(*options, *words, "--n_embd=32", f"--out_dir={tmp_path / 'run'}")
     assert code == 0, output
     settings = load_checkpoint(tmp_path / "run" / LAST).settings
-    assert (settings.model.dropout, settings.train.eval_interval) == (0.0, 3)
+    assert (settings.model.dropout, settings.train.eval_interval) == (0.0, 10)
     assert (settings.model.kernel, settings.device) == ("auto", "auto")
 
 

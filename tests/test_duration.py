@@ -2,63 +2,82 @@
 
 import re
 import signal
-import time
-from types import SimpleNamespace
 
 import pytest
 
+from common.console import ConfigError
 from configs.command import parse_train
-from configs.schema import Config, TrainConfig
+from configs.schema import Config, DataConfig, flat_settings
 from storage.checkpoint import LAST, load_checkpoint
 from tests.conftest import ROOT
 from tests.runs import at_step, same_runs, small_run_args, train
 from train import lr_multiplier, train_step
-from training import duration
-from training.distributed import World
-from training.duration import EVALUATION_FRACTION, SAFETY, Timing, train_config_for
+from training.duration import EVALUATION_FRACTION, SAFETY, Timing, settings_for_minutes
+
+
+def fitted(settings: Config, timing: Timing, seconds: float, val_chars: int) -> Config:
+    """Return the settings of a run of `seconds` after its start, and check what they promise."""
+    minutes = (seconds + timing.start) / 60
+    chosen = settings_for_minutes(minutes, settings, timing, val_chars)
+    train, wanted = chosen.train, min(val_chars, settings.data.max_val_chars or val_chars)
+    evaluated = min(wanted, chosen.data.max_val_chars or wanted)
+    evaluation = timing.samples + timing.character * evaluated
+    evaluations = -(-train.max_iters // train.eval_interval)
+    planned, limit = timing.step * train.max_iters + evaluation * evaluations, SAFETY * seconds
+    # the time is filled, and a tenth of it is enough for the evaluations
+    assert limit - timing.step - evaluation <= planned <= limit + evaluation
+    assert evaluation * evaluations <= EVALUATION_FRACTION * limit + 1e-9
+    # fewer evaluations come before less text
+    assert evaluated == wanted or evaluations == 1
+    return chosen
 
 
 def test_minutes_of_every_recipe():
     """The schedule has the same shares of the time as in the recipe."""
     for path in sorted(ROOT.glob("configs/*.yaml")):
-        for minutes in (0.05, 5):
-            settings = parse_train([str(path), f"--minutes={minutes}"]).config.train
-            fitted = train_config_for(settings, Timing(step=0.1, evaluation=0.3), 60 * minutes)
-            assert 20 < fitted.max_iters * 0.1 / minutes < 60
-            steps = [lr_multiplier(step, fitted) for step in range(fitted.max_iters)]
+        for minutes in (0.1, 5):
+            settings = parse_train([str(path), f"--minutes={minutes}"]).config
+            train = fitted(settings, Timing(2, 0.1, 0.2, 1e-6), 60 * minutes, 10**5).train
+            assert 20 < train.max_iters * 0.1 / minutes < 60
+            steps = [lr_multiplier(step, train) for step in range(train.max_iters)]
             assert max(steps) == 1 and min(steps) > 0
-            if settings.schedule == "wsd":
-                peak = sum(multiplier == 1 for multiplier in steps) / fitted.max_iters
-                shares = 1 - settings.warmup_ratio - settings.cooldown_ratio
-                assert peak == pytest.approx(shares, abs=3 / fitted.max_iters)
+            if train.schedule == "wsd":
+                peak = sum(multiplier == 1 for multiplier in steps) / train.max_iters
+                shares = 1 - train.warmup_ratio - train.cooldown_ratio
+                assert peak == pytest.approx(shares, abs=3 / train.max_iters)
 
 
-@pytest.mark.parametrize("seconds", [1, 60, 600, 36000])
-@pytest.mark.parametrize("evaluation", [0, 0.5, 20])
-@pytest.mark.parametrize("interval", ["auto", 50])
-def test_minutes_are_filled_not_exceeded(seconds, evaluation, interval):
-    fitted = train_config_for(TrainConfig(eval_interval=interval), Timing(0.2, evaluation), seconds)
-    n = fitted.max_iters
-    evaluations = -(-n // fitted.eval_interval)
-    planned, limit = 0.2 * n + evaluation * evaluations, SAFETY * seconds
-    assert n == 1 or limit - 0.2 - evaluation <= planned <= limit + evaluation
-    assert evaluations == 1 or evaluation * evaluations <= EVALUATION_FRACTION * seconds
-    if evaluation == 0:
-        assert fitted.eval_interval == -(-n // 10)
+@pytest.mark.parametrize(
+    ("seconds", "character", "max_val_chars", "evaluations", "chosen"),
+    [
+        (600, 1e-6, 250_000, 10, 250_000), (600, 1e-6, 0, 10, 0), (600, 1e-4, 250_000, 2, 250_000),
+        (60, 1e-4, 250_000, 1, 55_600), (60, 1e-4, 0, 1, 55_600), (60, 1e-4, 30_000, 1, 30_000),
+    ],
+)  # fmt: skip
+def test_minutes_on_a_long_text(seconds, character, max_val_chars, evaluations, chosen, capsys):
+    """Evaluations are rarer, then of less text, with a note that losses are not comparable."""
+    settings = Config(data=DataConfig(max_val_chars=max_val_chars))
+    settings = fitted(settings, Timing(9, 0.1, 0.2, character), seconds, 10**6)
+    assert settings.data.max_val_chars == pytest.approx(chosen, abs=1)
+    assert -(-settings.train.max_iters // settings.train.eval_interval) == evaluations
+    line, _, note = capsys.readouterr().out.rstrip("\n").partition("\n")
+    counts = f"{settings.train.max_iters:,} steps of 0.100 s, {evaluations} evaluation"
+    assert line.startswith(f"--minutes={(seconds + 9) / 60:g}: {counts}")
+    if chosen != max_val_chars:
+        assert (
+            line.endswith(f" s, with --max_val_chars={settings.data.max_val_chars}")
+            and "only at the same" in note
+        )
 
 
-@pytest.mark.parametrize("seconds", [10, 0.1])
-def test_minutes_include_the_start(seconds, monkeypatch, capsys):
-    """The line names what shortens the evaluations."""
-    monkeypatch.setattr(duration, "measure_timing", lambda *_: Timing(0.1, seconds))
-    make_run = lambda settings: SimpleNamespace(world=World())  # noqa: E731
-    began = time.monotonic() - 30
-    train = duration.settings_for_minutes(1, began, Config(), make_run, train_step).train
-    assert 200 < train.max_iters + 10 * seconds <= SAFETY * 300
-    assert capsys.readouterr().out == (
-        f"--minutes=1: {train.max_iters} steps of 0.100 s, and evaluations of {seconds:.1f} s; "
-        "a smaller --max_val_chars shortens them\n"
-    )
+@pytest.mark.parametrize("timing", [(30, 40, 1, 1e-5), (70, 1, 1, 1e-5), (30, 1, 50, 1e-5)])
+def test_minutes_too_few(timing):
+    """For the start, a step, or an evaluation: what is enough is said before anything is saved."""
+    with pytest.raises(ConfigError, match=r"^--minutes=1 is too short for .* is enough$") as error:
+        settings_for_minutes(1, Config(), Timing(*timing), 10**6)
+    enough = float(re.search(r"; --minutes=([\d.]+) ", str(error.value))[1])
+    settings = settings_for_minutes(enough, Config(), Timing(*timing), 10**6)
+    assert settings.train.max_iters > 1
 
 
 @pytest.fixture
@@ -71,15 +90,23 @@ def options(tmp_path):
 
 def lengths_of(run):
     """Return the options of the length that --minutes has chosen."""
-    train = load_checkpoint(run / LAST).settings.train
-    return [f"--max_iters={train.max_iters}", f"--eval_interval={train.eval_interval}"]
+    settings = flat_settings(load_checkpoint(run / LAST).settings)
+    return [f"--{n}={settings[n]}" for n in ("max_iters", "eval_interval", "max_val_chars")]
 
 
-def test_minutes_equal_the_printed_max_iters(options, tmp_path):
-    timed, repeated = tmp_path / "timed", tmp_path / "repeated"
-    code, output = train(*options, "--minutes=0.01", f"--out_dir={timed}")
-    assert code == 0
-    printed = re.search(r"--minutes=0\.01: ([\d,]+) steps? of", output)[1].replace(",", "")
+def test_minutes_equal_the_printed_max_iters(options, tmp_path, monkeypatch):
+    """They are timed with the dropout of a long run."""
+    timed, repeated, dropouts = tmp_path / "timed", tmp_path / "repeated", []
+
+    def recorded_step(run):
+        dropouts.append(run.settings.model.dropout)
+        return train_step(run)
+
+    monkeypatch.setattr("train.train_step", recorded_step)
+    code, output = train(*options, "--minutes=0.02", f"--out_dir={timed}")
+    assert code == 0, output
+    assert dropouts[0] == 0.3
+    printed = re.search(r"--minutes=0\.02: ([\d,]+) steps? of", output)[1].replace(",", "")
     assert lengths_of(timed)[0] == f"--max_iters={printed}"
     assert train(*options, *lengths_of(timed), f"--out_dir={repeated}")[0] == 0
     assert same_runs(timed, repeated)
@@ -87,17 +114,13 @@ def test_minutes_equal_the_printed_max_iters(options, tmp_path):
 
 def test_minutes_of_a_stopped_run(options, tmp_path, monkeypatch):
     """It keeps its length, whatever resumes it."""
-    stopped, whole, trials = tmp_path / "stopped", tmp_path / "whole", []
-
-    def measure_timing(probe_run, *_):
-        trials.append(probe_run.settings.model.dropout)
-        return Timing(step=0.1, evaluation=0.6)
-
-    monkeypatch.setattr("training.duration.measure_timing", measure_timing)
+    stopped, whole = tmp_path / "stopped", tmp_path / "whole"
+    timing = Timing(start=1, step=0.1, samples=0.5, character=1e-4)
+    monkeypatch.setattr("train.measure_timing", lambda *_: timing)
     with monkeypatch.context() as patch:
         at_step(patch, 19, lambda: signal.raise_signal(signal.SIGTERM))
         code, output = train(*options, "--minutes=0.1", f"--out_dir={stopped}")
-    assert code == 143 and trials == [0.3]  # timed with the dropout of a long run
+    assert code == 143
     lengths = lengths_of(stopped)
     code, output = train(*options, "--minutes=9", f"--out_dir={stopped}", "--resume")
     max_iters = lengths[0].partition("=")[2]

@@ -22,7 +22,8 @@ from training.optimizers import build_optimizers
 # model memorizes little; otherwise that of the last row whose epochs the run reaches
 MIN_WEIGHTS_PER_CHARACTER = 1.5
 DROPOUT_BY_EPOCHS = ((0, 0.0), (5, 0.05), (7, 0.1), (9, 0.2), (16, 0.3))
-EVALUATIONS = 10  # of a run with `eval_interval: auto`
+# `eval_interval: auto`: so many evaluations of a run, and at least so many steps between them
+EVALUATIONS, MIN_EVAL_INTERVAL = 10, 10
 TRAIN_PER_VAL = 0.1  # evaluate on so many training characters for each validation character
 
 
@@ -84,25 +85,22 @@ class StepResult:
 class Run:
     """A GPT in training with its settings, text, optimizers and progress, which starts at 0.
 
-    `settings` are those that a checkpoint stores. In them, dropout and eval_interval are numbers.
-    Every other `auto` stays: on another machine, that of the device may mean something else.
+    `settings` are those that a checkpoint stores: resolved, but for what depends on the machine.
     """
 
     def __init__(self, settings: Config, corpus: Corpus, runtime: Runtime, world: World):
         train, block_size = settings.train, settings.model.block_size
-        self.corpus, self.runtime, self.world, self.progress = corpus, runtime, world, Progress()
+        self.settings, self.corpus, self.runtime, self.world = settings, corpus, runtime, world
+        self.progress = Progress()
         self.rank_rows = world.rows(
             train.batch_size
-        )  # the rows of each batch that this rank computes
+        )  # of each batch, those that this rank computes
         self.batches = Batches(corpus.train, block_size, train.batch_size, settings.seed)
         # the windows of each evaluation: of a long text, all would take longer than the training
         val, max_val_chars = corpus.val, settings.data.max_val_chars or len(corpus.val)
         self.val_excerpt = val.evenly_spaced(max_val_chars, block_size)
         train_size = int(TRAIN_PER_VAL * min(len(val), max_val_chars))
         self.train_excerpt = corpus.train.evenly_spaced(train_size, block_size)
-        all_batches = train.max_iters * train.gradient_accumulation_steps
-        self.planned_epochs = self.batches.epochs(all_batches)
-        self.settings = settings = resolve(settings, self.planned_epochs, corpus)
 
         self.model = GPT(settings.model, len(corpus.tokenizer), settings.seed).to(runtime.device)
         # only for training steps, which all have the same shape
@@ -121,18 +119,18 @@ class Run:
             f"checkpoint is in {self.settings.out_dir}; resume it with a lower learning rate"
         )
 
-    @property
-    def epochs(self) -> float:
-        """The average number of times that each training character has been read so far."""
-        batches = self.progress.step * self.settings.train.gradient_accumulation_steps
-        return self.batches.epochs(batches)
+    def epochs_at(self, step: int) -> float:
+        """Return how often, on average, each training character has been read at a step."""
+        return self.batches.epochs(step * self.settings.train.gradient_accumulation_steps)
 
     @property
     def logit_scale(self) -> float:
         """The logit_scale of the weights as they are; `auto` depends on the epochs read so far."""
         scale = self.settings.model.logit_scale
         if scale == "auto":  # with each epoch, the model becomes more overconfident on other text
-            scale = max(MIN_LOGIT_SCALE, round(1 - LOGIT_SCALE_DROP * self.epochs, 2))
+            scale = max(
+                MIN_LOGIT_SCALE, round(1 - LOGIT_SCALE_DROP * self.epochs_at(self.progress.step), 2)
+            )
         return scale
 
     @property
@@ -149,19 +147,23 @@ class Run:
         return 0 < self.settings.train.patience <= self.progress.evals_since_best
 
 
-def resolve(settings: Config, epochs: float, corpus: Corpus) -> Config:
-    """Replace the `auto` of dropout and eval_interval, and the sources by those that were read.
+def resolve(settings: Config, corpus: Corpus) -> Config:
+    """Replace what is `auto` by what that means for a text and a length of the run.
 
-    `epochs` is how often the whole run reads the text.
+    `device`, `dtype` and `kernel` stay `auto`: a resume may run on another machine. The sources
+    become those that were read.
     """
     model, train = settings.model, settings.train
     if model.dropout == "auto":
         # with each epoch the model memorizes more, but a small one memorizes little
+        batches = Batches(corpus.train, model.block_size, train.batch_size, settings.seed)
+        epochs = batches.epochs(train.max_iters * train.gradient_accumulation_steps)
         weights = 12 * model.n_layer * model.n_embd**2  # in the blocks
         is_small = weights < MIN_WEIGHTS_PER_CHARACTER * (len(corpus.train) + len(corpus.val))
         dropout = 0.0 if is_small else max(p for e, p in DROPOUT_BY_EPOCHS if epochs >= e)
         model = replace(model, dropout=dropout)
     if train.eval_interval == "auto":
-        train = replace(train, eval_interval=math.ceil(train.max_iters / EVALUATIONS))
+        interval = max(MIN_EVAL_INTERVAL, math.ceil(train.max_iters / EVALUATIONS))
+        train = replace(train, eval_interval=interval)
     data = replace(settings.data, sources=corpus.text.sources, fallback="")
     return replace(settings, data=data, model=model, train=train)
