@@ -131,7 +131,7 @@ class TrainConfig:
     cooldown_ratio: float = setting(6 / 7, "cooldown steps / max_iters", at_least=0, at_most=1)
     patience: int = setting(0, "stop after N evaluations that are no better (0 = off)", at_least=0)
     eval_interval: int | str = setting(
-        "auto", "steps between evaluations (auto = max_iters / 10)", AUTO, at_least=1
+        "auto", "steps between evaluations (auto = max_iters / 10, at least 10)", AUTO, at_least=1
     )
     log_interval: int = setting(10, "steps between logged values", at_least=1)
     sample_chars: int = setting(200, "length of logged samples (0 = none)", at_least=0)

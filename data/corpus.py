@@ -69,7 +69,7 @@ def load_corpus(data: DataConfig, vocabulary: str = "") -> Corpus:
     else:
         train, val = Split(tokenizer.encode(train_text)), Split(tokenizer.encode(val_text))
 
-    summary = summarize(texts, train, val, len(distinct), data.max_val_chars)
+    summary = summarize(texts, train, val, len(distinct))
     # is any of 20 passages of the validation text, or of its items, in the training text too?
     starts = np.linspace(0, len(val_text) - 200, 20 * (len(val_text) >= 200)).astype(int)
     pieces = items[1] if item_format else [val_text[start : start + 200] for start in starts]
@@ -89,24 +89,20 @@ def hold_out_ends(files: Sequence[str], val_fraction: float) -> tuple[str, str]:
     return "".join(file[:cut] for file, cut in cuts), "".join(file[cut:] for file, cut in cuts)
 
 
-def summarize(
-    texts: Sequence[Text], train: Split, val: Split, distinct: int, max_val_chars: int
-) -> list[str]:
+def summarize(texts: Sequence[Text], train: Split, val: Split, distinct: int) -> list[str]:
     """Return lines for the user: what was read, how it is divided, and notes."""
     names = ", validation ".join(text.label for text in texts)
     files, size = counted(sum(len(text.contents) for text in texts), "file"), len(train) + len(val)
-    unit, sizes, windows = "characters", (len(train), len(val)), ""
+    unit, sizes = "characters", (len(train), len(val))
     notes = [note for text in texts for note in text.notes]
     if len(train.documents) > 1:
         unit, sizes = "items", (len(train.documents), len(val.documents))
         if sizes[1] < 10:
             notes.append(f"{counted(sizes[1], 'item')} to validate on; their loss says little")
-    if 0 < max_val_chars < len(val):
-        windows = f"; an evaluation predicts about {max_val_chars:,} characters, evenly spaced"
     return [
         f"text        {names}: {files}, {size:,} characters, {distinct:,} distinct",
         f"split       {sizes[0]:,} {unit} to train on, {sizes[1]:,} "
-        f"({sizes[1] / sum(sizes):.1%}) to validate on{windows}",
+        f"({sizes[1] / sum(sizes):.1%}) to validate on",
         *(f"note: {note}" for note in notes),
     ]
 

@@ -114,8 +114,14 @@ class Log:
         sizes = ("n_layer", "n_head", "n_embd", "block_size")
         shape = ", ".join(f"{name} {getattr(config, name)}" for name in sizes)
         ranks = f", {run.world.size} processes" if run.world.size > 1 else ""
+        text, split, *notes = run.corpus.summary
+        if run.val_excerpt is not run.corpus.val:
+            chars = f"{run.settings.data.max_val_chars:,} characters"
+            split += f"; an evaluation predicts about {chars}, evenly spaced"
         lines = [
-            *run.corpus.summary,
+            text,
+            split,
+            *notes,
             f"model       {shape}: {parameter_count(run.model):,} parameters",
             f"device      {run.runtime}{ranks}",
             f"training    {counted(train.max_iters, 'step')}, "

@@ -41,8 +41,9 @@ def settings_for_minutes(
     for_evaluations = EVALUATION_FRACTION * seconds
     # the validation text: as much as the settings say, if there is time to evaluate it once
     wanted = min(val_chars, settings.data.max_val_chars or val_chars)
-    affordable = int((for_evaluations - timing.samples) / timing.character)
-    val_chars = min(wanted, max(settings.model.block_size, affordable))
+    # what the log draws takes its time however short the text is; half of the tenth is not for it
+    left = max(for_evaluations - timing.samples, for_evaluations / 2)
+    val_chars = min(wanted, max(settings.model.block_size, int(left / timing.character)))
     evaluation = timing.samples + timing.character * val_chars
 
     evaluations = max(1, min(EVALUATIONS, int(for_evaluations / evaluation)))
