@@ -103,7 +103,10 @@ def test_minutes_equal_the_printed_max_iters(options, tmp_path, monkeypatch):
     monkeypatch.setattr("train.train_step", recorded_step)
     code, output = train(*options, "--minutes=0.02", "--max_val_chars=100", f"--out_dir={timed}")
     assert code == 0 and dropouts[0] == 0.3, output
-    assert " to validate on; an evaluation predicts about 100 characters, evenly spaced\n" in output
+    chars = re.search(
+        r" on; an evaluation predicts about (\d+) characters, evenly spaced\n", output
+    )
+    assert lengths_of(timed)[2] == f"--max_val_chars={chars[1]}"
     printed = re.search(r"--minutes=0\.02: ([\d,]+) steps? of", output)[1].replace(",", "")
     assert lengths_of(timed)[0] == f"--max_iters={printed}"
     assert train(*options, *lengths_of(timed), f"--out_dir={repeated}")[0] == 0
