@@ -33,7 +33,6 @@ GPT2 = {  # the architecture of nanoGPT, in the settings of this project
     "residual_init": "scaled",
     "tie_weights": True,
     "logit_softcap": 0.0,
-    "logit_scale": 1.0,
 }
 ADAMW = TrainConfig(optimizer="adamw", learning_rate=1e-3, schedule="cosine", min_lr_ratio=0.1)
 SHARED = ("n_layer", "n_head", "n_embd", "block_size", "bias", "dropout")

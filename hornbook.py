@@ -201,24 +201,24 @@ def lr_multiplier(step, max_iters):
 
 # ---- the exact loss: training/evaluate.py --------------------------------------------------------
 @torch.inference_mode()
-def validation_loss(model, ids, logit_scale):
+def validation_loss(model, ids):
     """Return the mean loss over every character but the first, each predicted once."""
     total = 0.0
     for start in tqdm(range(0, len(ids) - 1, BLOCK_SIZE), desc="validation", leave=False):
         window = ids[start : start + BLOCK_SIZE + 1]  # its first prediction sees one character
-        logits = logit_scale * model(window[None, :-1])[0]  # (T, V)
+        logits = model(window[None, :-1])[0]  # (T, V)
         total += F.cross_entropy(logits, window[1:], reduction="sum").item()
     return total / (len(ids) - 1)
 
 
 # ---- writing with a KV cache: model/generate.py goes on past BLOCK_SIZE --------------------------
 @torch.inference_mode()
-def generate(model, vocabulary, number, logit_scale):
+def generate(model, vocabulary, number):
     """Yield up to BLOCK_SIZE characters; the model reads each of them only once."""
     ids, cache = torch.tensor([[0]]), Cache(1)  # start with character 0, usually a newline
     generator = torch.Generator().manual_seed(SEED)
     for _ in range(number):
-        logits = logit_scale * model(ids, cache)[:, -1]  # (1, V)
+        logits = model(ids, cache)[:, -1]  # (1, V)
         probabilities = (logits / TEMPERATURE).softmax(dim=-1)
         ids = torch.multinomial(probabilities, 1, generator=generator)  # (1, 1)
         yield vocabulary[ids.item()]
@@ -258,11 +258,8 @@ def main(paths, max_iters):
     vocabulary, train_ids, val_ids = read(paths)
     model = GPT(len(vocabulary))
     train(model, train_ids, max_iters)
-    # rereading a text makes a model overconfident: after training, its logits are scaled down
-    epochs = max_iters * BATCH_SIZE / len(windows(len(train_ids) - 1, 0))
-    logit_scale = max(0.8, round(1 - 0.03 * epochs, 2))
-    print(f"validation loss {validation_loss(model, val_ids, logit_scale):.4f}\n")
-    for character in generate(model, vocabulary, BLOCK_SIZE - 1, logit_scale):
+    print(f"validation loss {validation_loss(model, val_ids):.4f}\n")
+    for character in generate(model, vocabulary, BLOCK_SIZE - 1):
         print(character, end="", flush=True)
 
 

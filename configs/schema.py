@@ -22,8 +22,6 @@ AUTO = ("auto",)
 DEVICES = (*AUTO, "cuda", "mps", "cpu")
 DTYPES = ("float32", "bfloat16")
 MAX_SEED = 2**32 - 1
-# logit_scale auto: it starts at 1, drops by this much per epoch read, and stays above the minimum
-LOGIT_SCALE_DROP, MIN_LOGIT_SCALE = 0.03, 0.8
 DEFAULT_TEMPERATURE = 0.7  # of samples
 
 
@@ -86,9 +84,6 @@ class ModelConfig:
     )
     attention_dropout: float = setting(0.0, "dropout on attention weights", at_least=0, less_than=1)
     logit_softcap: float = setting(15.0, "limit of the logits (0 = off)", at_least=0, fixed=True)
-    logit_scale: float | str = setting(
-        1.0, "multiply logits, except in training (auto = falls with epochs)", AUTO, more_than=0
-    )
     # zero: each block starts as the identity
     residual_init: str = setting("zero", "a branch's last matrix", ("scaled", "zero"), fixed=True)
 

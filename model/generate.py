@@ -113,7 +113,7 @@ class Generation:
     """
 
     def __init__(self, model: GPT, sampler: Sampler, *, cache: bool = True):
-        self.model = model.eval()  # no dropout, and `logit_scale` applies
+        self.model = model.eval()  # no dropout
         self.sampler = sampler
         self.length = 0  # of each text
         self.recent_ids = np.empty(

@@ -91,8 +91,6 @@ class GPT(nn.Module):
     def __init__(self, config: ModelConfig, vocab_size: int, seed: int = 0):
         super().__init__()
         self.config, self.vocab_size = config, vocab_size
-        # `auto` begins at 1; training lowers it, and a checkpoint has that of its weights
-        self.logit_scale = 1.0 if config.logit_scale == "auto" else config.logit_scale
         C, V = config.n_embd, vocab_size
 
         rope = config.positions == "rope"
@@ -178,10 +176,6 @@ class GPT(nn.Module):
         cap = self.config.logit_softcap
         if cap:
             logits = cap * torch.tanh(logits / cap)
-        # On new text a trained model is overconfident: temperature scaling (Guo et al. 2017). With
-        # `auto`, the factor falls with the epochs read. The validation loss includes it.
-        if not self.training:
-            logits = logits * self.logit_scale
         return logits
 
 

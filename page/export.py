@@ -54,7 +54,7 @@ def write_page(
         )
     item_format = ItemFormat.from_settings(checkpoint.settings.data)
     data = {
-        "config": asdict(model.config) | {"logit_scale": model.logit_scale},
+        "config": asdict(model.config),
         "vocabulary": checkpoint.vocabulary,
         "items": item_format and asdict(item_format),  # None if the text is not a list
         "shapes": shapes,

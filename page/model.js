@@ -144,8 +144,7 @@ class GPT {
     const { lm_head: matrix, token_embedding: tied } = this.weights;
     const logits = linear(this.norm(x, "final_norm"), matrix || tied);
     const cap = this.config.logit_softcap;
-    const capped = cap ? logits.map((logit) => cap * Math.tanh(logit / cap)) : logits;
-    return capped.map((logit) => this.config.logit_scale * logit);
+    return cap ? logits.map((logit) => cap * Math.tanh(logit / cap)) : logits;
   }
 
   // Return the logits (V) that each block's residual stream gives in the last step (nostalgebraist

@@ -100,7 +100,7 @@ def make_checkpoint(run: Run) -> Checkpoint:
             "val_sha256": corpus.val_sha256,
             "question": corpus.question,
         },
-        progress=replace(run.progress, logit_scale=run.logit_scale),
+        progress=replace(run.progress),
         environment=environment(run.runtime, run.world.size),
         tensors=tensors,
     )
@@ -148,7 +148,6 @@ def build_model(checkpoint: Checkpoint, **changed: str) -> GPT:
     `changed` may name another attention layout or kernel.
     """
     model = GPT(replace(checkpoint.settings.model, **changed), len(checkpoint.vocabulary))
-    model.logit_scale = checkpoint.progress.logit_scale
     restore_weights(checkpoint, model)
     return model
 

@@ -125,8 +125,7 @@ class Log:
             f"model       {shape}: {parameter_count(run.model):,} parameters",
             f"device      {run.runtime}{ranks}",
             f"training    {counted(train.max_iters, 'step')}, "
-            f"{run.epochs_at(train.max_iters):,.1f} epochs, "
-            f"dropout {config.dropout:g}, logit_scale {config.logit_scale}",
+            f"{run.epochs_at(train.max_iters):,.1f} epochs, dropout {config.dropout:g}",
         ]
         if note := length_advice(run.corpus.train, run.corpus.val, config.block_size):
             lines.append(note)

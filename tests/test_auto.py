@@ -9,9 +9,8 @@ import torch
 from configs.schema import Config, ModelConfig, TrainConfig
 from data.batches import Split
 from model.attention import KERNELS, MultiHeadAttention, fastest_kernel
-from storage import load_model
 from storage.checkpoint import LAST, load_checkpoint
-from tests.runs import train, train_and_copy
+from tests.runs import train
 from tests.texts import load, write
 from training.state import resolve
 
@@ -66,15 +65,3 @@ def test_auto_in_a_checkpoint(options, tmp_path):
     settings = load_checkpoint(tmp_path / "run" / LAST).settings
     assert (settings.model.dropout, settings.train.eval_interval) == (0.0, 10)
     assert (settings.model.kernel, settings.device) == ("auto", "auto")
-
-
-def test_auto_logit_scale(options, tmp_path):
-    """It follows the epochs read; `settings` keep the word, `progress` has the number."""
-    words = ["--batch_size=16", "--max_iters=60", "--logit_scale=auto"]
-    at_step_18 = train_and_copy(tmp_path / "run", 18, *options, *words)
-    # a batch of 2 * 16 windows reads 1/11 of the text
-    for folder, scale in ((at_step_18, 0.95), (tmp_path / "run", 0.83)):
-        checkpoint = load_checkpoint(folder / LAST)
-        assert checkpoint.settings.model.logit_scale == "auto"
-        assert checkpoint.progress.logit_scale == scale
-        assert load_model(checkpoint.path)[0].logit_scale == scale

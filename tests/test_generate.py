@@ -18,7 +18,7 @@ from tests.variants import CHOICES, random_model
 
 V = 11
 MODELS = CHOICES | {
-    "layout": LAYOUTS, "kernel": KERNELS, "logit_scale": (1.0, 0.8), "n_layer": (1, 2),
+    "layout": LAYOUTS, "kernel": KERNELS, "n_layer": (1, 2),
     "block_size": (1, 2, 3, 5, 8, 16), "n_head": (1, 2, 3), "n_embd": (12, 24),
 }  # fmt: skip
 SAMPLING = {

@@ -100,12 +100,8 @@ def test_cache_of_the_model():
     torch.testing.assert_close(torch.cat(logits, dim=1), model(IDS))
 
 
-def test_softcap_and_logit_scale():
-    """The one bounds the logits, the other multiplies them, except in training."""
-    model, scaled = (noisy(build(logit_softcap=2.0, logit_scale=s), 30) for s in (1.0, 0.5))
-    assert 1.9 < model(IDS).abs().max() <= 2.0
-    assert torch.equal(model.train()(IDS), scaled.train()(IDS))
-    assert torch.equal(model.eval()(IDS) / 2, scaled.eval()(IDS))
+def test_softcap_bounds_the_logits():
+    assert 1.9 < noisy(build(logit_softcap=2.0), 30)(IDS).abs().max() <= 2.0
 
 
 @pytest.mark.parametrize("p, dtype", [(0.05, torch.float32), (0.5, torch.bfloat16)])

@@ -13,7 +13,7 @@ from data.batches import evaluation_windows
 from data.corpus import load_corpus
 from model.generate import last_logits
 from tests.conftest import ROOT
-from tests.runs import build, small_run_args
+from tests.runs import small_run_args
 from train import train_step
 from training.device import select_runtime
 from training.distributed import World
@@ -41,31 +41,30 @@ def one_thread():
 
 
 def by_train(steps, text, *options):
-    """Return what train.py computes: losses, exact validation loss, and a model with its scale."""
+    """Return what train.py computes: losses, exact validation loss, and the run."""
     recipe = ["configs/shakespeare.yaml", f"--sources={text}", f"--max_iters={steps}"]
     settings = parse_train([*recipe, "--dropout=0", *options]).config
     run = Run(settings, load_corpus(settings.data), select_runtime("cpu", "float32"), World())
     losses = [train_step(run).loss for _ in range(steps)]
-    run.model.logit_scale = run.logit_scale
     context = settings.model.block_size
     batch_size = evaluation_batch_size(context, run.model.vocab_size)
     windows = evaluation_windows(run.corpus.val, context, batch_size)
     return losses, exact_loss(run.model, windows, run.runtime), run
 
 
-def by_hornbook(steps, text, scale):
+def by_hornbook(steps, text):
     """Return what hornbook.py computes: losses, exact validation loss, and a text."""
     vocabulary, train_ids, validation_ids = hornbook.read([text])
     model = hornbook.GPT(len(vocabulary))
     losses = hornbook.train(model, train_ids, steps)
-    val_loss = hornbook.validation_loss(model, validation_ids, scale)
-    return losses, val_loss, "".join(hornbook.generate(model, vocabulary, 60, scale))
+    val_loss = hornbook.validation_loss(model, validation_ids)
+    return losses, val_loss, "".join(hornbook.generate(model, vocabulary, 60))
 
 
 def assert_equal(steps, text, tolerance, *options):
     """Compare the losses of each step, and the validation losses; return a run and a text."""
     losses, val_loss, run = by_train(steps, text, *options)
-    ours, our_val_loss, written = by_hornbook(steps, text, run.logit_scale)
+    ours, our_val_loss, written = by_hornbook(steps, text)
     assert ours == pytest.approx(losses, rel=0, abs=tolerance)
     assert our_val_loss == pytest.approx(val_loss, rel=0, abs=tolerance)
     return run, written
@@ -95,17 +94,6 @@ def test_hornbook_computes_what_train_does(text, monkeypatch):
         logits = torch.from_numpy(last_logits(run.model.eval(), ids[:, :n])).float()
         probabilities = (logits / hornbook.TEMPERATURE).softmax(-1)
         assert torch.multinomial(probabilities, 1, generator=generator).item() == ids[0, n]
-
-
-def test_hornbook_logit_scale(text, tmp_path, monkeypatch):
-    scales = []
-    monkeypatch.setattr(hornbook, "train", lambda *_: [])
-    monkeypatch.setattr(hornbook, "validation_loss", lambda *words: scales.append(words[2]) or 1.0)
-    monkeypatch.setattr(hornbook, "generate", lambda *words: scales.append(words[3]) or "")
-    hornbook.main([text], 5)
-    run = build("configs/shakespeare.yaml", f"--sources={text}", f"--out_dir={tmp_path / 'run'}")
-    run.progress.step = 5
-    assert scales == [run.logit_scale] * 2 and 0.8 < scales[0] < 1
 
 
 def test_hornbook_command(text, tmp_path, monkeypatch, capsys):

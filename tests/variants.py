@@ -33,7 +33,7 @@ def noisy(model, scale=0.3, seed=1):
 
 def random_model(seed=0, vocab_size=11, **choices):
     """A small model in which no parameter is neutral: biases are not 0, norm weights not 1."""
-    config = ModelConfig(**SIZES | {"logit_scale": 0.8} | choices)
+    config = ModelConfig(**SIZES | choices)
     return noisy(GPT(config, vocab_size), seed=seed).eval()
 
 
@@ -41,8 +41,7 @@ def checkpoint_of(model, vocabulary, config=None, **more):
     """Return the checkpoint of a model that was not trained."""
     tensors = {f"model.{name}": each for name, each in named_tensors(model).items()}
     config = config or Config(model=model.config)
-    progress = Progress(logit_scale=model.config.logit_scale)
-    return Checkpoint(config, vocabulary, tensors, progress=progress, **more)
+    return Checkpoint(config, vocabulary, tensors, progress=Progress(), **more)
 
 
 def save_model(path, model, vocabulary, config=None, **more):

@@ -63,7 +63,6 @@ class Evaluation:
 
 def evaluate(run: Run) -> Evaluation:
     """Measure the losses of a run's model; every rank does, so that all know the same best loss."""
-    run.model.logit_scale = run.logit_scale
     block_size = run.settings.model.block_size
     batch_size = evaluation_batch_size(block_size, run.model.vocab_size)
 
@@ -94,7 +93,7 @@ def window_losses(
 
     Targets IGNORE_INDEX do not count. The model is left in evaluation mode.
     """
-    model.eval()  # no dropout, and `logit_scale` applies
+    model.eval()  # no dropout
     sums = np.zeros(model.config.block_size)
     counts = np.zeros_like(sums)
     wrong_documents = []

@@ -6,11 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from common.console import NonFiniteError
-from configs.schema import (
-    LOGIT_SCALE_DROP,
-    MIN_LOGIT_SCALE,
-    Config,
-)
+from configs.schema import Config
 from data.batches import Batches
 from data.corpus import Corpus
 from model.gpt import GPT
@@ -35,7 +31,6 @@ class Progress:
     renamed.
 
     step              steps done
-    logit_scale       that of these weights
     last_eval_step    step of the last evaluation
     best_loss         lowest validation loss so far, nats per character; None: there is none
     best_step         its step
@@ -43,7 +38,6 @@ class Progress:
     """
 
     step: int = 0
-    logit_scale: float = 1.0
     last_eval_step: int = 0
     best_loss: float | None = None
     best_step: int = 0
@@ -122,16 +116,6 @@ class Run:
     def epochs_at(self, step: int) -> float:
         """Return how often, on average, each training character has been read at a step."""
         return self.batches.epochs(step * self.settings.train.gradient_accumulation_steps)
-
-    @property
-    def logit_scale(self) -> float:
-        """The logit_scale of the weights as they are; `auto` depends on the epochs read so far."""
-        scale = self.settings.model.logit_scale
-        if scale == "auto":  # with each epoch, the model becomes more overconfident on other text
-            scale = max(
-                MIN_LOGIT_SCALE, round(1 - LOGIT_SCALE_DROP * self.epochs_at(self.progress.step), 2)
-            )
-        return scale
 
     @property
     def evaluation_due(self) -> bool:

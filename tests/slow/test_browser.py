@@ -317,7 +317,7 @@ def replace_in_page(folder, old, new):
 @pytest.mark.parametrize(
     ("right", "wrong", "words"),
     [
-        ('"logit_scale": ', '"logit_scale": 0.9, "was": ', "page/model.js must compute what model"),
+        ('"logit_softcap": ', '"logit_softcap": 9, "was": ', "page/model.js must compute what"),
         ('"blocks.0.mlp.up"', '"other"', "page/model.js cannot run this model: "),
     ],
 )
