@@ -22,7 +22,8 @@ from common.console import CheckpointError, ConfigError, DataError, prepare_cons
 from common.files import expand_home, holds_run, script_command, write_atomic
 from configs.schema import Config, DataConfig, ModelConfig, TrainConfig
 from storage.checkpoint import BEST, Checkpoint, build_model, to_bytes
-from storage.folder import locked, write_settings
+from storage.checks import locked
+from storage.folder import write_settings
 
 GPT2 = {  # the architecture of nanoGPT, in the settings of this project
     "positions": "learned",

@@ -11,11 +11,12 @@ function of the seed and the step: batches, dropout and learning rate.
 import os
 
 from configs.command import TrainCommand, parse_train
+from storage.checks import check_disk, locked
 
 if __name__ == "__main__":
     # before importing torch, which takes seconds
     COMMAND = parse_train()
-    COMMAND.refuse_to_replace()
+    check_disk(COMMAND)
     # read when torch is imported: waiting OpenMP threads soon sleep, for a busy machine
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
@@ -33,7 +34,7 @@ from data.batches import IGNORE_INDEX
 from data.corpus import Corpus, load_corpus
 from model.gpt import cross_entropy
 from storage.checkpoint import LAST, load_checkpoint, load_for_sampling, restore, restore_weights
-from storage.folder import Saver, locked
+from storage.folder import Saver
 from storage.log import Log, say_start
 from training.device import Runtime, keep_freed_memory, select_runtime
 from training.distributed import World

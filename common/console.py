@@ -4,6 +4,7 @@ A message may contain control characters, for example from a file name; they are
 printed.
 """
 
+import io
 import os
 import re
 import sys
@@ -23,6 +24,10 @@ class UserError(ValueError):
 
     def __str__(self) -> str:
         return "; ".join(map(str, self.args))
+
+    def _render_traceback_(self) -> list[str]:
+        """Return the lines that IPython prints in place of a traceback, also under %run."""
+        return [f"error: {printable(line)}" for line in self.args]
 
 
 class ConfigError(UserError):
@@ -54,7 +59,7 @@ def prepare_console() -> None:
         sys.excepthook = lambda _, error, __: sys.exit(report(error))
     # A terminal keeps its encoding; what that lacks is escaped. Files and pipes get UTF-8.
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # not so the streams of notebooks and IDLE
+        if isinstance(stream, io.TextIOWrapper):  # not so in notebooks and IDLE
             encoding = None if stream.isatty() else "utf-8"  # None: as it is
             stream.reconfigure(encoding=encoding, errors="backslashreplace")
 

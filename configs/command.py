@@ -75,15 +75,6 @@ class TrainCommand(StartOptions):
     config: Config | None = None  # of a new run; other modes need the checkpoint: build_settings
     began: float = dataclasses.field(default_factory=time.monotonic)  # before torch is imported
 
-    def refuse_to_replace(self) -> None:
-        """Raise ConfigError if a new run would replace one that is there."""
-        if self.mode == "resumed" or self.overwrite or not files_of_run(self.folder):
-            return
-        fault = "already holds a run; --resume continues it, --overwrite replaces it"
-        if not holds_run(self.folder):
-            fault = "has a log, but its checkpoints are gone; --overwrite starts anew"
-        raise ConfigError(f"out_dir: {self.folder} {fault}, another --out_dir leaves it alone")
-
     def build_settings(self, saved: Config | None = None) -> Config:
         """Return the settings of the run; raise ConfigError if they contradict.
 

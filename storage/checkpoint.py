@@ -156,7 +156,7 @@ def load_model(path: str | Path) -> tuple[GPT, CharTokenizer]:
     """Load the model of a checkpoint or a run folder, with its tokenizer, to use it in Python.
 
         import torch
-        from storage import load_model
+        from storage.checkpoint import load_model
         from model.generate import Sampler, generate
         from model.inspect import attention_maps
 

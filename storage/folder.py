@@ -1,7 +1,8 @@
 """The run folder: what train.py may replace there, and when a run saves its checkpoints.
 
-A folder with a checkpoint needs --resume or --overwrite. Only --overwrite removes files:
-the checkpoints and the log of the earlier run, by their names. A config.yaml of your own is kept.
+A folder with a checkpoint needs --resume or --overwrite (`checks.refuse_to_replace`). Only
+--overwrite removes files: the checkpoints and the log of the earlier run, by their names. A
+config.yaml of your own is kept.
 
 A kill at any moment leaves whole checkpoints (`files.write_atomic`). The resumed run repeats the
 steps since the last save: at most a minute.
@@ -9,47 +10,21 @@ steps since the last save: at most a minute.
 
 import math
 import time
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
-
-from filelock import FileLock, Timeout
 
 from common import files
 from common.console import CheckpointError, ResourceError, say
 from configs.command import TrainCommand, to_yaml
 from configs.schema import Config
 from storage.checkpoint import BEST, LAST, load_checkpoint, make_checkpoint, to_bytes
+from storage.checks import refuse_to_replace
 from training.state import Run
 
 SETTINGS_HEADER = (
     b"# All settings of this run, written by train.py, which replaces a file that begins so.\n"
 )
 SAVE_SECONDS = 60  # a kill costs a minute of work
-
-
-def locked(folder: Path) -> AbstractContextManager:
-    """Create a run folder if necessary, and lock it for this process; leaving the block unlocks it.
-
-    The system's lock ends with the process, even if that is killed. On a drive without locks, a
-    note says so. Raises ResourceError if another process has the lock, or for a folder that cannot
-    be made or written in.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        # a soft lock is a file: after a kill, it would lock the folder for every other machine
-        return FileLock(folder / ".lock", timeout=0, fallback_to_soft=False).acquire()
-    except Timeout:
-        raise ResourceError(
-            f"out_dir: {folder} is in use by another process; a folder has one writer at a time; "
-            "wait for that process, stop it or choose another --out_dir"
-        ) from None
-    except OSError as error:
-        if error.filename:  # of the folder, or of the file to be locked
-            raise ResourceError(
-                f"out_dir: {folder}: {error.strerror}; choose another --out_dir"
-            ) from error
-        say(f"note: {folder}: no locks on this drive ({error.strerror}); start one run at a time")
-        return nullcontext()
 
 
 def write_settings(folder: Path, settings: Config) -> None:
@@ -71,7 +46,7 @@ class Saver:
     """
 
     def __init__(self, command: TrainCommand, run: Run):
-        command.refuse_to_replace()  # one that has begun since the command was parsed
+        refuse_to_replace(command)  # one that has begun since the command was parsed
         self.folder, self.run = command.folder, run
         write_settings(self.folder, run.settings)
         for path in files.files_of_run(self.folder) if command.overwrite else ():

@@ -16,7 +16,6 @@ import torch
 
 from common.console import CheckpointError
 from configs.schema import Config
-from storage import load_model
 from storage.checkpoint import (
     BEST,
     FORMAT,
@@ -25,6 +24,7 @@ from storage.checkpoint import (
     checkpoint_digest,
     load_checkpoint,
     load_for_sampling,
+    load_model,
 )
 from tests.runs import bits, build, write_checkpoint
 from training.state import Progress

@@ -28,6 +28,7 @@ from configs.schema import (
     flat_settings,
     from_flat,
 )
+from storage.checks import locked, refuse_to_replace
 from tests.conftest import ROOT, run_command
 from tests.runs import exit_code, train_main
 from tests.texts import write
@@ -157,7 +158,7 @@ def test_wrong_file(content):
 @pytest.mark.parametrize("words", WRONG_OPTIONS)
 def test_wrong_option(words):
     assert WRONG_OPTIONS[words] in error_message(
-        lambda argv: parse_train(argv).refuse_to_replace(), words.split()
+        lambda argv: refuse_to_replace(parse_train(argv)), words.split()
     )
 
 
@@ -293,7 +294,8 @@ def test_config_starts_a_run_or_resumes_it():
     assert parse_train(["my.yaml", "--out_dir=auto"]).out_dir == "out/my"
 
 
-def test_mistakes_need_no_torch():
+def test_mistakes_need_no_torch(tmp_path):
+    """Nor what the disk shows: a missing text, an out_dir that cannot be made or is in use."""
     probe = """
 import runpy, sys
 for command in sys.argv[1:]:
@@ -303,5 +305,12 @@ for command in sys.argv[1:]:
     except ValueError: print(2)
 print({"torch", "numpy"} & set(sys.modules))
 """
-    commands = ["train.py --help", "train.py configs/smoke.yaml --n_laier=3", "sample.py --temp=1"]
-    assert run_command("-c", probe, *commands).stdout.split()[-4:] == ["0", "2", "2", "set()"]
+    train = f"train.py {SMOKE} --out_dir="
+    commands = [
+        "train.py --help", "sample.py --temp=1", f"{train}{tmp_path}/new --n_laier=3",
+        f"{train}{tmp_path}/new --sources=zz.txt", f"{train}{tmp_path}/new --val_sources=zz.txt",
+        f"{train}{SMOKE}/new", f"{train}{tmp_path}/taken",
+    ]  # fmt: skip
+    with locked(tmp_path / "taken"):
+        codes = run_command("-c", probe, *commands).stdout.split()[-8:]
+    assert codes == ["0", *"222222", "set()"] and not (tmp_path / "new").exists()

@@ -14,7 +14,7 @@ from torch._inductor.exc import InductorError
 
 from common.console import ConfigError, prepare_console, print_stderr, say
 from common.messages import printable
-from tests.conftest import ROOT
+from tests.conftest import ROOT, run_command
 from tests.runs import exit_code, raised, sample_main, small_run_args, train_main
 
 CONTROLS = [chr(code) for code in (*range(1, 32), *range(127, 160))]
@@ -84,6 +84,13 @@ def test_console_of_a_notebook(monkeypatch):
     say("ж")
     print_stderr("ж")
     assert (sys.stdout.getvalue(), sys.stderr.getvalue()) == ("ж\n", "ж\n")
+
+
+def test_error_in_ipython(tmp_path):
+    """It is one line there too."""
+    command = ["-m", "IPython", "--colors=NoColor", "-c", "%run train.py configs/\x1b.yaml"]
+    shown = run_command(*command, IPYTHONDIR=str(tmp_path)).stdout
+    assert shown.startswith("error: configs/\\x1b.yaml: is no config") and shown.count("\n") == 1
 
 
 OUT_OF_MEMORY = "error: out of memory; choose .* model\n"

@@ -6,7 +6,7 @@ import textwrap
 
 import torch
 
-from storage import load_model
+from storage.checkpoint import load_model
 from tests.runs import run_sample
 from tests.variants import random_model, save_model
 

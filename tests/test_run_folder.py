@@ -11,7 +11,7 @@ import pytest
 
 from common.files import script_command, shell_command
 from storage.checkpoint import LAST, load_checkpoint
-from storage.folder import locked
+from storage.checks import locked
 from tests.conftest import ROOT
 from tests.runs import raised, scalars, snapshot, step_of, stop_at, train
 from training import state

@@ -11,7 +11,7 @@ import sample
 from common.console import UserError
 from common.messages import printable, quoted
 from data.batches import Split, evaluation_windows
-from storage import load_model
+from storage.checkpoint import load_model
 from tests.runs import exit_code, run_sample, sample_main
 from training.device import select_runtime
 from training.evaluate import exact_loss

@@ -9,8 +9,7 @@ from torch.nn import functional as F
 
 import convert
 from common.console import CheckpointError, DataError, UserError
-from storage import load_model
-from storage.checkpoint import BEST, LAST, load_checkpoint
+from storage.checkpoint import BEST, LAST, load_checkpoint, load_model
 from tests.runs import run_sample, train
 
 TEXT = "".join(random.Random(0).choices("\n !,.aAbBcdefghio\xe9\u2028\U0001f600", k=600))

@@ -1,0 +1,78 @@
+"""What the disk shows before a run starts: texts that are missing, a run folder that is taken.
+
+Nothing here imports torch, so that a mistake is reported at once. The lock of a run folder is held
+as long as the run.
+"""
+
+import os
+from contextlib import AbstractContextManager, nullcontext, suppress
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from common.console import ConfigError, ResourceError, say
+from common.files import files_of_run, holds_run
+from configs.command import TrainCommand
+from data.text import find
+
+
+def check_disk(command: TrainCommand) -> None:
+    """Raise a UserError if the run of a command cannot start; create its folder if necessary.
+
+    A download is not tried, and the sources of a resumed run are those of its checkpoint.
+    """
+    refuse_to_replace(command)
+    in_file = {} if command.mode == "resumed" else command.settings_in_file
+    settings = in_file | command.overrides
+    for source in (*settings.get("sources", ()), *settings.get("val_sources", ())):
+        if "://" not in source:
+            find(source)
+    # of several processes, the first one locks; a drive without locks is told of by `locked`
+    if os.environ.get("RANK", "0") == "0":
+        with suppress(OSError), lock(command.folder):
+            pass
+
+
+def refuse_to_replace(command: TrainCommand) -> None:
+    """Raise ConfigError if a new run would replace one that is there."""
+    if command.mode == "resumed" or command.overwrite or not files_of_run(command.folder):
+        return
+    fault = "already holds a run; --resume continues it, --overwrite replaces it"
+    if not holds_run(command.folder):
+        fault = "has a log, but its checkpoints are gone; --overwrite starts anew"
+    raise ConfigError(f"out_dir: {command.folder} {fault}, another --out_dir leaves it alone")
+
+
+def locked(folder: Path) -> AbstractContextManager:
+    """Lock a run folder as `lock` does, but on a drive without locks, only say so.
+
+    The system's lock ends with the process, even if that is killed.
+    """
+    try:
+        return lock(folder)
+    except OSError as error:
+        say(f"note: {folder}: no locks on this drive ({error.strerror}); start one run at a time")
+        return nullcontext()
+
+
+def lock(folder: Path) -> AbstractContextManager:
+    """Create a run folder if necessary, and lock it; leaving the block unlocks it.
+
+    Raises ResourceError if another process has the lock, or for a folder that cannot be made or
+    written in, and OSError on a drive without locks.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # a soft lock is a file: after a kill, it would lock the folder for every other machine
+        return FileLock(folder / ".lock", timeout=0, fallback_to_soft=False).acquire()
+    except Timeout:
+        raise ResourceError(
+            f"out_dir: {folder} is in use by another process; a folder has one writer at a time; "
+            "wait for that process, stop it or choose another --out_dir"
+        ) from None
+    except OSError as error:
+        if not error.filename:  # it is the lock that fails
+            raise
+        raise ResourceError(
+            f"out_dir: {folder}: {error.strerror}; choose another --out_dir"
+        ) from error
