@@ -78,6 +78,8 @@ def build_run(command: TrainCommand, world: World) -> Run:
     runtime = select_runtime(settings.device, settings.dtype)
     world.connect(runtime.device)
     corpus = load_corpus(settings.data, checkpoint.vocabulary if checkpoint else "")
+    first_step = checkpoint.progress.step if command.mode == "resumed" else 0
+    world.require_equal(first_step, corpus.text.sha256, corpus.val_sha256 or "0")
 
     # its length, and the numbers that `auto` means for this text and length
     if command.minutes and command.mode != "resumed":
@@ -238,12 +240,14 @@ def measure_timing(
             train_step(probe)
         return (time.perf_counter() - began) / count
 
-    seconds_per_step(2)  # the first steps are slow: they allocate memory, and may compile
+    seconds_per_step(1)  # the first step is slow: it allocates memory, and may compile
     build = time.monotonic() - began
 
     # steps for a twentieth of the time
-    affordable = min(3 * command.minutes, 30) / seconds_per_step(1)
-    step = seconds_per_step(max(1, int(world.all_max(affordable)[0])))
+    step = seconds_per_step(1)
+    n_steps = int(world.all_max(min(3 * command.minutes, 30) / step)[0])
+    if n_steps > 1:
+        step = seconds_per_step(n_steps)
 
     # an evaluation, and what the log draws of it
     began = time.perf_counter()
@@ -254,7 +258,7 @@ def measure_timing(
     character = (evaluated - began) / probe.val_excerpt.lengths.sum()
 
     # the real run takes as long to build
-    start = time.monotonic() - command.began + max(0, build - 2 * step)
+    start = time.monotonic() - command.began + max(0, build - step)
     return Timing(*world.all_max(start, step, samples, character))
 
 

@@ -3,6 +3,7 @@
 import re
 import shlex
 import signal
+import threading
 from functools import partial
 
 import pytest
@@ -54,3 +55,12 @@ def test_stop_that_nohup_ignores(train_run, tmp_path, monkeypatch):
         assert train_run()[0] == 0 and step_of(tmp_path / "run") == STEPS
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_stop_outside_the_main_thread(train_run, tmp_path):
+    """Such a thread trains; signals stay the main thread's."""
+    before, codes = signal.getsignal(signal.SIGINT), []
+    thread = threading.Thread(target=lambda: codes.append(train_run()[0]))
+    thread.start(), thread.join()
+    assert codes == [0] and step_of(tmp_path / "run") == STEPS
+    assert signal.getsignal(signal.SIGINT) == before

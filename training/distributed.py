@@ -4,7 +4,8 @@ As in nanoGPT, every rank holds the whole model and computes its rows of each ba
 up their gradients, so that all make the same update. Only rank 0 prints, logs, samples and saves. A
 process that torchrun did not start is a world of size 1, in which nothing is sent.
 
-`connect`, `all_sum_` and `all_max` are collectives: all ranks must call them, in the same order.
+`connect`, `require_equal`, `all_sum_` and `all_max` are collectives: all ranks must call them, in
+the same order.
 """
 
 import os
@@ -19,13 +20,19 @@ from torch import Tensor, distributed
 
 from common.console import ConfigError, ResourceError, discard_output, prepare_console
 
+VARIABLES = (
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"
+)  # fmt: skip
+
 
 class World:
     """The processes (ranks) of a run, from the variables of torchrun, and what they exchange."""
 
     def __init__(self):
-        self.rank = int(os.environ.get("RANK", 0))
-        self.size = int(os.environ.get("WORLD_SIZE", 1))
+        self.rank, self.size = 0, 1
+        # if only some are set, another job has left them
+        if all(name in os.environ for name in VARIABLES):
+            self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self.is_main = self.rank == 0
         # the other ranks run the same code: what they print goes nowhere
         if not self.is_main:
@@ -34,14 +41,16 @@ class World:
     def connect(self, device: torch.device) -> None:
         """Connect to the other ranks, each with a GPU of its own if `device` is cuda.
 
-        Raises ResourceError for more ranks than GPUs.
+        Raises ResourceError for more ranks than devices.
         """
         self.device = device
         if self.size == 1:
             return
         backend = "gloo"
+        # errors come before anything connects: every rank raises by itself and none waits
+        if device.type == "mps":
+            raise ResourceError("device: mps is one GPU, for one process; --device=cpu for several")
         if device.type == "cuda":
-            # before anything connects, so that every rank raises by itself and none waits
             processes, gpus = int(os.environ["LOCAL_WORLD_SIZE"]), torch.cuda.device_count()
             if processes > gpus:
                 raise ResourceError(
@@ -57,6 +66,21 @@ class World:
         """Disconnect; not after an error, when the others may wait in a collective."""
         if self.size > 1:
             distributed.destroy_process_group()
+
+    def require_equal(self, step: int, *sha256s: str) -> None:
+        """Raise ConfigError unless all ranks begin at the same step, with the same texts.
+
+        Ranks on different machines read different files.
+        """
+        # 12 of 64 digits: float64 holds integers of 53 bits
+        values = [step, *(int(sha256[:12], 16) for sha256 in sha256s)]
+        # the largest and the smallest of all are one's own
+        both = [*values, *(-value for value in values)]
+        if self.all_max(*both) != both:
+            raise ConfigError(
+                f"this process begins at step {step:,} of text {sha256s[0][:8]} (SHA-256), another "
+                "at another step or text; give every machine the same run folder and texts"
+            )
 
     def rows(self, batch_size: int) -> slice:
         """Return this rank's rows of a batch; raise ConfigError unless `size` divides it."""

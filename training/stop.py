@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 from contextlib import suppress
 
 NOTE = b"\nstopping: finishing this step and saving; Ctrl-C now leaves at once, without saving\n"
@@ -21,6 +22,8 @@ class Stop:
     def __enter__(self) -> "Stop":
         names = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
         numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+        if threading.current_thread() is not threading.main_thread():
+            numbers = []  # Python handles signals in its main thread alone
         self.before = {n: signal.getsignal(n) for n in numbers}
         for number in numbers:
             if self.before[number] != signal.SIG_IGN:

@@ -5,6 +5,7 @@ import re
 import shutil
 import signal
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from common.console import ConfigError, ResourceError
+from data.corpus import load_corpus
 from tests.runs import (
     STEPS,
     before_call,
@@ -20,12 +22,13 @@ from tests.runs import (
     same_runs,
     scalars,
     small_run_args,
+    snapshot,
     start,
     step_of,
     train,
 )
 from tests.slow.ranks import train_ranks
-from training.distributed import World
+from training.distributed import VARIABLES, World
 from training.state import Run
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="processes are forked")
@@ -35,8 +38,22 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="processes are f
 def world_of(monkeypatch):
     """A function that returns the world of one of four ranks."""
     monkeypatch.setattr("training.distributed.discard_output", lambda: None)
-    monkeypatch.setenv("WORLD_SIZE", "4")
+    for name in VARIABLES:
+        monkeypatch.setenv(name, "4")
     return lambda rank: monkeypatch.setenv("RANK", str(rank)) or World()
+
+
+def test_rank_variable_that_a_job_left(monkeypatch):
+    """With WORLD_SIZE missing, it is a plain run, which prints and saves."""
+    monkeypatch.setenv("RANK", "1")
+    world = World()
+    assert (world.rank, world.size, world.is_main) == (0, 1, True)
+
+
+def test_ranks_with_mps(world_of, monkeypatch):
+    monkeypatch.setattr(torch.distributed, "init_process_group", pytest.fail)
+    with pytest.raises(ResourceError, match=r"^device: mps is one GPU, .* --device=cpu for"):
+        world_of(1).connect(torch.device("mps"))
 
 
 @pytest.mark.parametrize("gpus", [1, 0])
@@ -82,6 +99,35 @@ def test_rank_0_alone_writes_and_prints(two_ranks):
     assert [step for step, _ in scalars(run)["train/loss"]] == list(range(1, STEPS + 1))
 
 
+def without_the_run(rank: int) -> None:
+    """Let rank 1 find no run in the folder, as on a machine that does not share it."""
+    if rank == 1:
+        pytest.MonkeyPatch().setattr("configs.command.holds_run", lambda _: False)
+
+
+def with_another_text(rank: int) -> None:
+    def load_other(*words):
+        corpus = load_corpus(*words)
+        return replace(corpus, text=replace(corpus.text, sha256="f" * 64))
+
+    if rank == 1:
+        pytest.MonkeyPatch().setattr("train.load_corpus", load_other)
+
+
+@pytest.mark.parametrize("differs", [without_the_run, with_another_text])
+def test_ranks_that_differ(differs, two_ranks, options, tmp_path):
+    """In their step or text: each says its own, and the run stays as it is."""
+    run = shutil.copytree(two_ranks[0], tmp_path / "run")
+    before, words = snapshot(run), [*options, f"--out_dir={run}", "--resume"]
+    steps = (24, 0) if differs is without_the_run else (24, 24)
+    for step, output in zip(
+        steps, train_ranks(tmp_path, *words, each=differs, code=2), strict=True
+    ):
+        assert f"error: this process begins at step {step} of text " in output
+        assert output.count("\n") == 1
+    assert snapshot(run) == before
+
+
 # ---------------------------------------------------------------------------- stopping and resuming
 
 
@@ -107,7 +153,7 @@ def test_ranks_stop_together(two_ranks, options, tmp_path):
     assert step_of(run) == 6
     assert f"to resume:\n  start this with the same torchrun: train.py {run}\n" in printed[0]
     # after it has told the others that it goes on: it says so at the next step
-    agreeing = partial(stop_rank_1, "torch.distributed.all_reduce", 11)
+    agreeing = partial(stop_rank_1, "torch.distributed.all_reduce", 12)
     train_ranks(tmp_path, run, each=agreeing, code=143)
     assert step_of(run) == 12
     train_ranks(tmp_path, run)
