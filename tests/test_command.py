@@ -1,6 +1,5 @@
 """Settings in files and options: a mistake is one line with what is allowed, before torch."""
 
-import difflib
 import itertools
 import os
 import random
@@ -20,7 +19,6 @@ from configs.command import (
 from configs.fields import fields_of
 from configs.schema import (
     FIELDS,
-    OTHER_NAMES,
     Config,
     ModelConfig,
     SampleConfig,
@@ -223,13 +221,6 @@ def test_mistyped_settings_are_recognized():
         for i in range(len(name)):
             typo = name[:i] + name[i + 1 :]
             assert f"; did you mean {name} (" in unknown(typo)
-
-
-def test_names_of_other_projects():
-    """Which are not similar to those of the settings."""
-    for name, ours in OTHER_NAMES.items():
-        assert not difflib.get_close_matches(name, FIELDS)
-        assert f"; did you mean --{ours} (" in unknown(name, "--")
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)

@@ -89,20 +89,6 @@ def test_cached_text_equals_uncached(number):
         assert np.abs(difference).max() < 1e-11
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_appended_text_equals_one_prefill(dtype):
-    model, context = random_model().to(dtype), np.empty((1, 0), np.int64)
-    texts = Generation(model, Sampler(3))
-    for length in (3, 1, 9, 2, 20):  # past the window too
-        appended = prompts(1, length, seed=length).numpy()
-        texts.append(appended)
-        whole = Generation(model, Sampler(3), cache=False)
-        whole.append(np.concatenate([context, appended], axis=1))
-        written = np.stack([texts.draw() for _ in range(4)], axis=1)
-        assert np.array_equal(written, np.stack([whole.draw() for _ in range(4)], axis=1))
-        context = np.concatenate([context, appended, written], axis=1)
-
-
 def test_sample_alone_or_in_a_batch():
     """It depends on the seed and its number, not on the others."""
     model, prompt = random_model().double(), prompts(1, 4)

@@ -88,18 +88,6 @@ def test_parameter_counts_are_nanogpts():
         assert parameter_count(GPT(command.config.model, 65)) == count
 
 
-def test_cache_of_the_model():
-    """Ids that do not fit leave it as it was; the memory of those that do may be reused."""
-    model, token = build(n_previous=3).eval(), torch.empty_like(IDS[:, :1])
-    cache = model.new_cache()
-    logits = [model(token.copy_(IDS[:, t : t + 1]), cache) for t in range(6)]
-    for ids in (IDS[0, 6:], IDS[:, :3], IDS[:2, 6:]):
-        with pytest.raises((ValueError, IndexError, RuntimeError)):
-            model(ids, cache)
-    logits.append(model(IDS[:, 6:], cache))
-    torch.testing.assert_close(torch.cat(logits, dim=1), model(IDS))
-
-
 def test_softcap_bounds_the_logits():
     assert 1.9 < noisy(build(logit_softcap=2.0), 30)(IDS).abs().max() <= 2.0
 

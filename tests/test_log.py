@@ -12,16 +12,13 @@ import sys
 import time
 
 import pytest
-import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.compat.tensorflow_stub.io import gfile
 
-from model.inspect import attention_maps
 from storage import log
 from storage.checkpoint import LAST, load_checkpoint
 from storage.log import METRICS
-from tests.runs import STEPS, build, raised, same_runs, scalars, train, train_and_copy
-from training.samples import attention_images
+from tests.runs import STEPS, raised, same_runs, scalars, train, train_and_copy
 
 EVALUATIONS = [6, 12, 18, 24]
 OF_STEPS = ("loss", "lr", "lr/muon", "grad_norm", "chars_per_sec", "total_epochs")
@@ -105,17 +102,6 @@ def test_log_text_is_no_markdown():
     assert log.code_block(text) == block
 
 
-def test_log_images_of_attention(options):
-    """A square of 8 x 8 pixels for each query and key, darker for more weight."""
-    run = build(*options)
-    run.model.eval()
-    (image,) = attention_images(run).values()
-    ids = torch.from_numpy(run.corpus.val.ids[:16].astype(int))
-    (weights,) = attention_maps(run.model, ids)
-    assert image.shape == (len(weights), 1, 128, 128)
-    torch.testing.assert_close((1 - image[:, 0, 4::8, 4::8]) ** 2, weights)
-
-
 FAULTS = {
     "TensorBoard: not installed": "import of torch.utils.tensorboard halted; None in sys.modules",
     "TensorBoard: does not start": "Descriptors cannot be created directly.",
@@ -146,7 +132,8 @@ def test_log_that_fails(fault, train_run, tmp_path, uninterrupted, monkeypatch):
     else:
         (tmp_path / "run" / METRICS).mkdir(parents=True)
     code, output = train_run("--resume")
-    assert code == 0 and output.count("warning: ") == 1
+    assert code == 0, output
+    assert output.count("warning: ") == 1
     assert f"warning: {part} is not written ({reason}" in output
     if part == "TensorBoard":
         assert rows_of(tmp_path / "run") == rows_of(uninterrupted)

@@ -9,10 +9,8 @@ import sys
 
 import pytest
 
-from common.files import script_command, shell_command
-from storage.checkpoint import LAST, load_checkpoint
+from common.files import shell_command
 from storage.checks import locked
-from tests.conftest import ROOT
 from tests.runs import raised, scalars, snapshot, step_of, stop_at, train
 from training import state
 
@@ -102,14 +100,6 @@ def test_folder_after_a_start_that_fails(code, words, fault, options, run, tmp_p
         assert snapshot(tmp_path) == before, folder
 
 
-def test_folder_in_the_home_folder(options, tmp_path, monkeypatch):
-    """The setting keeps what was written."""
-    monkeypatch.setenv("HOME", str(tmp_path))
-    stop_at(1, *options, "--out_dir=~/run")
-    assert load_checkpoint(tmp_path / "run" / LAST).settings.out_dir == "~/run"
-    assert train("~/run")[0] == 0 and step_of(tmp_path / "run") == 4
-
-
 # ----------------------------------------------------------------------------------------- commands
 
 
@@ -119,13 +109,6 @@ def test_printed_command_is_read_by_a_shell():
     command = shell_command("printf", "%s|", *words)
     printed = subprocess.run(["sh", "-c", command], capture_output=True, text=True).stdout
     assert printed.split("|") == [*words, ""]
-
-
-def test_printed_command_has_the_path(tmp_path, monkeypatch):
-    """Of the script, if it is printed in another folder."""
-    for folder, path in ((ROOT, "sample.py"), (tmp_path, ROOT / "sample.py")):
-        monkeypatch.chdir(folder)
-        assert script_command("sample.py").endswith(f" {path}")
 
 
 @pytest.mark.skipif(os.name == "nt", reason="POSIX words")

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from storage.checkpoint import LAST, load_checkpoint
-from tests.runs import STEPS, at_step, before_call, count_checkpoints, same_runs, step_of, train
+from tests.runs import STEPS, before_call, count_checkpoints, same_runs, step_of, train
 
 MOMENTS = [  # a function that only one phase of a run uses, which of its calls, and the signals
     ("train.load_corpus", 1, ["SIGINT"]),  # Python's own until the folder is touched
@@ -45,16 +45,6 @@ def test_stop_at_any_moment(train_run, tmp_path, uninterrupted):
             assert load_checkpoint(run / LAST).progress.last_eval_step == 12
     assert step_of(run) < STEPS and train(run)[0] == 0
     assert same_runs(uninterrupted, run)
-
-
-@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="there is no such signal")
-def test_stop_that_nohup_ignores(train_run, tmp_path, monkeypatch):
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    at_step(monkeypatch, 3, lambda: signal.raise_signal(signal.SIGHUP))
-    try:
-        assert train_run()[0] == 0 and step_of(tmp_path / "run") == STEPS
-    finally:
-        signal.signal(signal.SIGHUP, before)
 
 
 def test_stop_outside_the_main_thread(train_run, tmp_path):

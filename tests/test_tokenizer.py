@@ -35,12 +35,6 @@ def test_tokenizer_names_unknown_character():
         CharTokenizer(" ehlo").encode("hello \xe9\xe8")
 
 
-@pytest.mark.parametrize("vocabulary", ["", "aba"])
-def test_tokenizer_wrong_vocabulary(vocabulary):
-    with pytest.raises(ValueError, match="one or more distinct characters"):
-        CharTokenizer(vocabulary)
-
-
 @pytest.mark.parametrize(("vocabulary", "start"), [("\t\n ab", "\n"), (" ab", " "), ("ab", "a")])
 def test_tokenizer_start_character(vocabulary, start):
     assert CharTokenizer(vocabulary).start_character == start

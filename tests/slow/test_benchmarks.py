@@ -5,13 +5,12 @@ import math
 import re
 
 import pytest
-import torch
 
 from benchmarks import lists, pictures, versus
 from configs.schema import LAYOUTS
 from tests.conftest import ROOT
 from tests.runs import train
-from tests.slow.test_convert import model_args, random_weights, save
+from tests.slow.test_convert import model_args, random_gpt2, save, weights_of
 
 TEXT = "The text of this test.\n" * 100
 LOSS = r"\d\.\d{4}"
@@ -59,8 +58,8 @@ def nanogpt_in(folder):
     (folder / versus.TEXT).parent.mkdir(parents=True)
     (folder / versus.TEXT).write_text(TEXT)
     args = model_args(vocab_size=len(set(TEXT)))
-    zeros = {name: torch.zeros_like(tensor) for name, tensor in random_weights(args).items()}
-    save(folder / "ckpt.pt", args, zeros)
+    weights = weights_of(random_gpt2(args), args)
+    save(folder / "ckpt.pt", args, {name: 0 * tensor for name, tensor in weights.items()})
 
 
 @pytest.mark.parametrize("command", SHORTEST)

@@ -25,8 +25,7 @@ CHROMIUM = next(filter(None, map(shutil.which, BROWSERS)), None)
 PAGE, CKPT = "page.html", "model.safetensors"  # in the folder of a test
 RECIPES = ("nanogpt_cpu", "shakespeare", "mytext_small")  # others have the choices of one of these
 LETTERS = "\n abcdefghi"
-PERSIAN = "سلام ۱۲ دنیا\nزبان‌های ایرانی\n"
-TEXTS = (PERSIAN, "學而時習之\u3000不亦說乎\n有朋自遠方來", "one line\r\nand two\r\n")
+TEXT = "學而時習之\u3000不亦說乎\r\nسلام دنیا\r\n"
 
 
 @pytest.fixture(scope="module")
@@ -45,13 +44,12 @@ def open_page(browser, tmp_path):
     """A function that opens the page of the folder, which may request only its file.
 
     The text that it writes by itself is thrown away, and its settings are open, unless `alive`. It
-    may not log anything nor say that it has failed, unless `broken`; one that was `saved` has style
-    attributes, which are not obeyed.
+    may not log anything nor say that it has failed, unless `broken`.
     """
     opened = []
 
-    def open_page(alive=False, broken=False, saved=False, path=tmp_path / PAGE, **options):
-        context = browser.new_context(**{"viewport": {"width": 1200, "height": 900}} | options)
+    def open_page(alive=False, broken=False, path=tmp_path / PAGE, **options):
+        context = browser.new_context(**options)
         page, seen, url = context.new_page(), set(), path.as_uri()
         page.on("console", lambda message: seen.add(message.text))
         page.on("pageerror", lambda error: seen.add(str(error)))
@@ -60,12 +58,11 @@ def open_page(browser, tmp_path):
         if not alive:
             page.click("#restart")
             page.locator("#settings").evaluate("(settings) => (settings.open = true)")
-        opened.append((page, broken, saved, seen, {"", url}))
+        opened.append((page, broken, seen, {"", url}))
         return page
 
     yield open_page
-    for page, broken, saved, seen, allowed in opened:
-        seen = {words for words in seen if not (saved and "inline style violates" in words)}
+    for page, broken, seen, allowed in opened:
         assert broken or (seen <= allowed and page.is_hidden("#failure"))
         page.context.close()
 
@@ -138,14 +135,6 @@ def marked(page, name):
     return page.locator("#text span").evaluate_all(code, name)
 
 
-def press(page, *keys):
-    """Press keys in the text; return the position that is selected then, if any."""
-    page.focus("#text")
-    for key in keys:
-        page.keyboard.press(key)
-    return next(iter(marked(page, "selected")), None)
-
-
 def colors(page, box="#text", name="--loss"):
     """Return the numbers that color the characters of a box."""
     code = "(all, name) => all.map((span) => Number(span.style.getPropertyValue(name)))"
@@ -160,26 +149,23 @@ def percent(p):
 
 
 def test_page_writes_as_sample_does(open_page, printed, tmp_path):
-    make_page(tmp_path, "".join(TEXTS).replace("\r", ""), "", length=40, temperature=0)
+    make_page(tmp_path, TEXT.replace("\r", ""), "", length=40, temperature=0)
     page = open_page()
-    for text in TEXTS:
-        page.fill("#prompt", text)
+    for prompt in (TEXT, ""):
+        page.fill("#prompt", prompt)
         write(page)
-        expected = printed(f"--prompt={format_escapes(text)}", "--max-new-tokens=40")
+        expected = printed(f"--prompt={format_escapes(prompt or chr(10))}", "--max-new-tokens=40")
         assert text_of(page) == expected
-        n, start = len(expected), window_start(len(expected), 8)
-        assert marked(page, "given") == [*range(n - 40)]
-        assert marked(page, "before-window") == [*range(start)]
-    page.fill("#prompt", "")
-    write(page)
-    assert text_of(page) == printed("--prompt=\n", "--max-new-tokens=40")
+        assert marked(page, "given") == [*range(len(expected) - 40)]
+        assert marked(page, "before-window") == [*range(window_start(len(expected), 8))]
     assert page.locator("#text span").first.is_hidden()
 
 
 def test_page_writes_by_itself(open_page, tmp_path):
+    """It selects the first surprise, and stops at a key."""
     make_page(tmp_path, length=150)
     page = open_page(alive=True)
-    wait_for_attention(page)  # of the first surprise
+    wait_for_attention(page)
     surprises = [i for i, loss in enumerate(colors(page)) if i >= 3 and loss > np.log(10)]
     assert marked(page, "selected") == surprises[:1]
     page.keyboard.press("Shift")
@@ -205,26 +191,20 @@ def test_page_buttons(open_page, printed, tmp_path):
     character = {"newline": "\n", "space": " "}.get(name, name)
     button.click()
     wait_for(page, "#write", "Continue")
-    changed = printed(f"--prompt={text[:10]}{character}", "--max-new-tokens=13")
-    assert character != text[10] and text_of(page) == changed
+    assert character != text[10]
+    assert text_of(page) == printed(f"--prompt={text[:10]}{character}", "--max-new-tokens=13")
     page.click("#restart")
     assert text_of(page) == ""
 
 
-def test_page_keyboard(open_page, tmp_path):
-    lines = f"abc (d)\n{PERSIAN}x"
-    make_page(tmp_path, lines, lines, length=1)
-    page = open_page()
+def test_page_keyboard(page):
     write(page)
-    persian = lines.index(PERSIAN)
-    assert press(page, "Home", "ArrowRight", "ArrowRight") == 2
-    assert press(page, "ArrowLeft") == 1
-    assert press(page, "Escape") is None
-    assert press(page, "Home", *["ArrowRight"] * 8) == persian
-    assert press(page, "ArrowLeft") == persian + 1
-    assert press(page, "ArrowRight") == persian
-    direction = "(lines) => lines.map((line) => getComputedStyle(line).direction)"
-    assert page.locator("#text div").evaluate_all(direction)[:4] == ["ltr", "rtl", "rtl", "ltr"]
+    page.focus("#text")
+    for key, selected in (("Home", 0), ("ArrowRight", 1), ("ArrowLeft", 0), ("End", 22)):
+        page.keyboard.press(key)
+        assert marked(page, "selected") == [selected]
+    page.keyboard.press("Escape")
+    assert not marked(page, "selected")
 
 
 def test_page_of_a_list(open_page, tmp_path):
@@ -232,8 +212,7 @@ def test_page_of_a_list(open_page, tmp_path):
     page = open_page()
     write(page)
     assert page.locator("#text span").first.is_hidden()  # the end of the item before
-    items = text_of(page)[1:].split("==")
-    assert len(items) > 3
+    assert text_of(page).count("==") > 2
 
 
 def test_page_of_questions(open_page, printed, tmp_path):
@@ -343,7 +322,7 @@ def test_page_saved_again(page, open_page, tmp_path):
     source = page.evaluate("document.documentElement.outerHTML")
     source = source.replace(' role="alert" hidden=""', ' role="alert"')  # one that was shown
     (tmp_path / PAGE).write_text(f"<!doctype html>{source}", encoding="utf-8")
-    again = open_page(saved=True)
+    again = open_page(broken=True)  # its style attributes, which are not obeyed, are logged
     expect(again.locator("[role='alert']:visible")).to_have_count(0)
     write(again)
     switch_head(page)  # on again

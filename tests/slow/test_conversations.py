@@ -8,10 +8,8 @@ import sys
 
 import pytest
 
-from configs.schema import Config, DataConfig
 from tests.conftest import ROOT
 from tests.runs import run_sample, start
-from tests.variants import random_model, save_model
 
 
 @pytest.fixture
@@ -50,26 +48,6 @@ def test_conversation_leaves_out_unknown(uninterrupted):
     out, err = run_sample(*options, stdin=typed)
     assert out == run_sample(*options, stdin=b"Stay\nStay\nStay\n")[0]
     assert err.replace("left out, never read: ", "") == "'\xe9' (U+00E9)\n'\\udcff' (U+DCFF)\n"
-
-
-def test_conversation_without_newlines(tmp_path):
-    """In the vocabulary: a typed line continues the text."""
-    saved = save_model(tmp_path / "dna.safetensors", random_model(vocab_size=4), "ACGT")
-    options = ["--max-new-tokens=2", "--seed=3", "--device=cpu", "--dtype=float32"]
-    first, second = run_sample(saved, "--interactive", *options, stdin=b"CGT\nGGA\n")[0].split()
-    # the first character is that of an empty prompt
-    text = run_sample(saved, f"--prompt=ACGT{first}GGA", *options)[0]
-    assert text == f"ACGT{first}GGA{second}\n"
-
-
-def test_question_ends_in_a_newline(tmp_path):
-    """Of a file or of Enter."""
-    data, model = DataConfig(separator="\\n\\n", answer_after="\\n"), random_model(vocab_size=4)
-    saved = save_model(tmp_path / "a.safetensors", model, "\n?ab", Config(data, model.config))
-    asked, _ = run_sample(saved, "--prompt=ab?\\n")
-    assert asked.startswith("ab?\n") and run_sample(saved, "--prompt=ab?")[0] == asked
-    reply, _ = run_sample(saved, "--interactive", stdin=b"ab?\n")
-    assert reply.strip() == asked.removeprefix("ab?\n").strip()
 
 
 def shown(terminal: int, end: str) -> str:

@@ -1,11 +1,10 @@
 """convert.py: models of nanoGPT are imported with the same logits, or refused in one line."""
 
-import math
 import random
 
 import pytest
 import torch
-from torch.nn import functional as F
+from transformers import GPT2Config, GPT2LMHeadModel
 
 import convert
 from common.console import CheckpointError, DataError, UserError
@@ -20,52 +19,32 @@ def model_args(n_layer=2, n_head=2, n_embd=16, block_size=12, bias=False, **othe
     return {**sizes, "bias": bias, "vocab_size": len(set(TEXT)), "dropout": 0.1, **others}
 
 
-def random_weights(args):
-    """Return the state dict of nanoGPT's model.py, with random numbers."""
-    C, V, generator = args["n_embd"], args["vocab_size"], torch.Generator().manual_seed(1)
-    shapes = {"wte": (V, C), "wpe": (args["block_size"], C), "ln_f": (C,)}
-    for i in range(args["n_layer"]):
-        shapes |= {f"h.{i}.ln_1": (C,), f"h.{i}.ln_2": (C,)}
-        shapes |= {f"h.{i}.attn.c_attn": (3 * C, C), f"h.{i}.attn.c_proj": (C, C)}
-        shapes |= {f"h.{i}.mlp.c_fc": (4 * C, C), f"h.{i}.mlp.c_proj": (C, 4 * C)}
-    weights = {}
-    for name, shape in shapes.items():
-        random = 0.3 * torch.randn(shape, generator=generator)
-        weights[f"transformer.{name}.weight"] = random + (len(shape) == 1)
-        if args["bias"] and name not in ("wte", "wpe"):
-            weights[f"transformer.{name}.bias"] = torch.randn(shape[0], generator=generator)
-    return weights | {"lm_head.weight": weights["transformer.wte.weight"]}
+def random_gpt2(args):
+    """Return a model of Hugging Face with the architecture and random weights of one of nanoGPT."""
+    sizes = {name: args[name] for name in ("n_layer", "n_head", "n_embd", "vocab_size")}
+    config = GPT2Config(n_positions=args["block_size"], activation_function="gelu", **sizes)
+    model, generator = GPT2LMHeadModel(config).eval(), torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter += 0.3 * torch.randn(parameter.shape, generator=generator)
+            if name.endswith(".bias") and not args["bias"]:
+                parameter.zero_()
+    return model
 
 
-def nanogpt_logits(weights, args, ids):
-    """nanoGPT's forward pass, written out: ids (T,) -> logits (T, V)."""
-
-    def norm(x, name):
-        bias = weights.get(f"{name}.bias")
-        return F.layer_norm(x, x.shape[-1:], weights[f"{name}.weight"], bias, 1e-5)
-
-    def linear(x, name):
-        return F.linear(x, weights[f"{name}.weight"], weights.get(f"{name}.bias"))
-
-    T, H = len(ids), args["n_head"]
-    x = weights["transformer.wte.weight"][ids] + weights["transformer.wpe.weight"][:T]
-    for i in range(args["n_layer"]):
-        block = f"transformer.h.{i}"
-        qkv = linear(norm(x, f"{block}.ln_1"), f"{block}.attn.c_attn")  # (T, 3C)
-        q, k, v = (part.unflatten(1, (H, -1)).transpose(0, 1) for part in qkv.chunk(3, dim=1))
-        scores = q @ k.mT / math.sqrt(q.size(-1))  # (H, T, T)
-        scores = scores.masked_fill(torch.ones(T, T).triu(1) == 1, -math.inf)
-        mixed = (scores.softmax(-1) @ v).transpose(0, 1).flatten(1)  # (T, C)
-        x = x + linear(mixed, f"{block}.attn.c_proj")
-        hidden = F.gelu(linear(norm(x, f"{block}.ln_2"), f"{block}.mlp.c_fc"))
-        x = x + linear(hidden, f"{block}.mlp.c_proj")
-    return norm(x, "transformer.ln_f") @ weights["lm_head.weight"].T
+def weights_of(model, args):
+    """Return the state dict that nanoGPT has for a model of Hugging Face, which transposes some."""
+    return {
+        name: tensor.T.contiguous() if ".c_" in name and tensor.dim() == 2 else tensor
+        for name, tensor in model.state_dict().items()
+        if args["bias"] or not name.endswith(".bias")
+    }
 
 
 def save(path, args, weights=None, **others):
     """Write a ckpt.pt as nanoGPT's train.py does, with the state of its optimizer."""
     content = {
-        "model": weights or random_weights(args),
+        "model": weights or weights_of(random_gpt2(args), args),
         "optimizer": {"state": {0: {"exp_avg": torch.ones(3)}}},
         "model_args": args,
         "config": {"out_dir": "out", "learning_rate": 1e-3, "device": "cuda"},
@@ -94,15 +73,16 @@ def import_run(folder, *more):
 )
 def test_import_has_the_logits(shape, prefix, files):
     args = model_args(*shape)
-    weights = random_weights(args)
+    theirs = random_gpt2(args)
     masks = {"transformer.h.0.attn.bias": torch.ones(1, 1, 12, 12)}  # old versions save it
-    named = {prefix + name: tensor for name, tensor in (weights | masks).items()}
+    weights = weights_of(theirs, args) | masks
+    named = {prefix + name: tensor for name, tensor in weights.items()}
     save(files / "ckpt.pt", args, named)
     model, tokenizer = load_model(import_run(files))
     assert tokenizer.vocabulary == "".join(sorted(set(TEXT))) and model.config.dropout == 0.1
     ids = torch.randint(len(tokenizer), (args["block_size"],))
-    expected = nanogpt_logits(weights, args, ids)
     with torch.no_grad():
+        expected = theirs(ids[None]).logits[0]
         difference = (model(ids[None])[0] - expected).abs().max()
     assert difference < 1e-5 * max(1, expected.abs().max())
 

@@ -82,16 +82,6 @@ def test_js_logits():
         assert_logits(logits, model, ids)
 
 
-def test_js_logits_of_an_edited_text():
-    model, texts = random_model(), [[1, 2, 3, 4, 5], [1, 2, 9, 4, 5, 6], [1, 7]]
-    code = """
-    const reader = new Reader(modelOf(given));
-    return given.ids.map((text) => text.map((_, i) => Array.from(reader.read(text, i + 1))));
-    """
-    for ids, logits in zip(texts, run_node(code, packed(model, texts)), strict=True):
-        assert_logits(logits, model, ids)
-
-
 @pytest.mark.parametrize("separator", ["\n", "=\n"])
 def test_js_window_of_an_item(separator):
     """Each item of a list is read alone."""
@@ -140,13 +130,6 @@ def test_js_filters():
         expected = Sampler(**settings).unnormalized_probs(np.array([logits], np.float32))[0]
         assert (np.array(probs) > 0).tolist() == (expected > 0).tolist()
         assert probs == pytest.approx(expected.tolist(), rel=1e-12)
-
-
-def test_js_names_of_characters():
-    names = {"\n": "newline", "\t": "tab", " ": "space", "\x1b": "U+001B"}
-    names |= {c: c for c in "aé中ب\U0001f600"}
-    names |= {c: f"U+{ord(c):04X}" for c in "\u00a0\u200d\u202e\u0301\ue000\U000e0067"}
-    assert run_node("return given.map(characterName);", [*names]) == [*names.values()]
 
 
 def test_page_of_the_plays_knows_them():

@@ -2,19 +2,12 @@
 length, no standard output.
 """
 
-import subprocess
-import sys
 from types import SimpleNamespace
 
 from storage import folder as folder_module
 from storage.checkpoint import LAST, load_checkpoint
-from tests.conftest import ROOT
-from tests.runs import STEPS, at_step, raised, same_runs, small_run_args, step_of, train
-from tests.test_resume import EARLY, stop_and_resume
-
-
-def test_resume_at_every_step(options, tmp_path):
-    assert stop_and_resume(STEPS, options, tmp_path) == STEPS
+from tests.runs import STEPS, at_step, raised, small_run_args, step_of, train
+from tests.test_resume import EARLY
 
 
 def test_patience(train_run, tmp_path):
@@ -60,14 +53,3 @@ def test_longer_run_keeps_what_auto_was(options, tmp_path):
         assert train(run, *more)[0] == 0
         settings = load_checkpoint(run / LAST).settings
         assert (settings.model.dropout, settings.train.eval_interval) == expected
-
-
-def test_run_without_a_reader(options, uninterrupted, tmp_path):
-    """A closed standard output does not end it."""
-    words = [*options, f"--out_dir={tmp_path / 'run'}"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    process = subprocess.Popen([sys.executable, "train.py", *words], cwd=ROOT, **pipes)
-    process.stdout.close()
-    errors = process.stderr.read()
-    assert process.wait() == 0, errors
-    assert same_runs(uninterrupted, tmp_path / "run")
