@@ -97,10 +97,10 @@ class TrainCommand(StartOptions):
             settings = from_flat(values | overrides)
 
         now = flat_settings(settings)
-        wrong = [f"--{n}={now[n]} (it has {then[n]})" for n in sorted(kept) if now[n] != then[n]]
-        if wrong:
-            wrong = ", ".join(wrong)
-            raise ConfigError(f"{where}: cannot change: {wrong}; omit it, or train a new model")
+        changes = [f"--{n}={now[n]} (it has {then[n]})" for n in sorted(kept) if now[n] != then[n]]
+        if changes:
+            changes = ", ".join(changes)
+            raise ConfigError(f"{where}: cannot change: {changes}; omit it, or train a new model")
         # batch i begins at window i * batch_size of the epochs: another size would skip text
         windows, new_windows = (
             values["batch_size"] * values["gradient_accumulation_steps"] for values in (then, now)
@@ -213,7 +213,8 @@ def parse_options(
         if not equals:
             text = "true" if isinstance(default, bool) else next(rest, "-")
             if text.startswith("-"):
-                raise ConfigError(f"{option}: its value is missing; {option}=-1 begins with a dash")
+                write = f"write {option}=VALUE, also for a VALUE that begins with -"
+                raise ConfigError(f"{option}: its value is missing; {write}")
         value = parse_value(settings[name], text)
         values[name] = values.get(name, ()) + value if isinstance(default, tuple) else value
 
@@ -280,8 +281,8 @@ def _entries(content: str | bytes) -> Iterator[tuple[str, int, object]]:
             form = "backslashes need single quotes"
         line = error.problem_mark.line + 1
         raise ConfigError(f"line {line}: not YAML ({error.problem}); {form}") from None
-    except Exception as error:  # others too, such as an OverflowError for "\Uffffffff"
-        raise ConfigError(f"not YAML: {' '.join(str(error).split())}; {form}") from None
+    except Exception as error:  # not UTF-8; others too, such as an OverflowError for "\Uffffffff"
+        raise ConfigError(f"not YAML in UTF-8: {' '.join(str(error).split())}; {form}") from None
     if root and not isinstance(root, yaml.MappingNode):
         raise ConfigError(f"has no settings; {form}")
 

@@ -15,6 +15,9 @@ LocalPath = NewType("LocalPath", str)  # a path on this machine
 Source = NewType("Source", str)  # of a text: a path, a pattern or a URL with its SHA-256
 TEXT_URL = re.compile(r"(?i)(https://[^\s#]+/(\w[\w.-]*)/(\w[\w.-]*))#sha256=([0-9a-f]{64})")
 
+# what double quotes of YAML make of a path: "D:\notes" has a newline, "D:\Plays" a U+2029
+UNESCAPED = re.compile("[\a-\r]|^[A-Za-z]:.*[\x1b\x85\xa0\u2028\u2029]")
+
 TYPE_NAMES = {
     int: "an integer", float: "a number", bool: "true or false", str: "a string",
     LocalPath: "a path on this machine",
@@ -69,8 +72,8 @@ def parse_value(field: Field, value: object) -> object:
     for text in map(str, value if isinstance(value, tuple) else (value,)):
         if re.fullmatch("'.+'", text):  # the shell of Windows leaves them where they are
             raise ConfigError(f"{field.name}: {text}: the quotes are part of it; use double quotes")
-        if is_path and re.match("[A-Za-z]:", text) and not text.isprintable():  # \n is a newline
-            raise ConfigError(f"{field.name}: {quoted(text)}: use single quotes for backslashes")
+        if is_path and UNESCAPED.search(text):
+            raise ConfigError(f"{field.name}: {quoted(text)}: backslashes need single quotes")
     try:
         return _convert(field, value)
     except (KeyError, TypeError, ValueError):

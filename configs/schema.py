@@ -69,7 +69,7 @@ class ModelConfig:
     n_embd: int = setting(128, "width of the model, a multiple of n_head", at_least=1, fixed=True)
     block_size: int = setting(64, "context length, in characters", at_least=1, fixed=True)
     positions: str = setting("rope", "position encoding", ("learned", "rope"), fixed=True)
-    # 2: trigrams
+    # 2: a position sees a trigram before any attention
     n_previous: int = setting(2, "embed N previous characters too", at_least=0, fixed=True)
     norm: str = setting("layernorm", "normalization", ("layernorm", "rmsnorm"), fixed=True)
     # relu2: cheaper than GELU
@@ -89,7 +89,7 @@ class ModelConfig:
 
     def __post_init__(self):
         # the heads share the features; rope rotates pairs of them, so a head has an even number
-        pair, rule = (2, "2 * n_head (for rope)") if self.positions == "rope" else (1, "n_head")
+        pair, rule = (2, "2 * n_head, for rope") if self.positions == "rope" else (1, "n_head")
         width, unit = self.n_embd, pair * self.n_head
         if width % unit:
             below = width - width % unit
@@ -97,7 +97,7 @@ class ModelConfig:
             heads = [n for n in range(1, min(unit, width) + 1) if width % (pair * n) == 0]
             heads.sort(key=lambda n: abs(n - self.n_head))
             nearest = " or ".join(nearest + [f"n_head {n}" for n in heads[:1]])
-            raise ConfigError(f"n_embd {width} must be a multiple of {rule}, {unit}: {nearest}")
+            raise ConfigError(f"n_embd {width} must be a multiple of {unit} ({rule}): {nearest}")
 
 
 @dataclass(frozen=True)
@@ -173,9 +173,7 @@ class SampleConfig:
     top_p: float = setting(1.0, "sample from this total probability", more_than=0, at_most=1)
     min_p: float = setting(0.0, "drop below this share of the likeliest", at_least=0, less_than=1)
     stop: tuple[str, ...] = setting((), "end with this string; may be repeated")
-    novel: Source | None = setting(
-        None, "lists: no items of this text; else what is copied from it"
-    )
+    novel: Source | None = setting(None, "show what is copied from this text; lists: new items")
     seed: int = setting(1337, "random seed", at_least=0, at_most=MAX_SEED)
     interactive: bool = setting(False, "a conversation: you type a line, the model continues")
     score: Source | None = setting(None, "print only the model's loss on the text in this file")

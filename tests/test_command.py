@@ -20,6 +20,7 @@ from configs.fields import fields_of
 from configs.schema import (
     FIELDS,
     Config,
+    DataConfig,
     ModelConfig,
     SampleConfig,
     find_setting,
@@ -42,7 +43,7 @@ BOMB = "".join(
 
 WRONG_FILES = {  # content: words of the message
     "- seed": f"has no settings; {FORM}",
-    "# caf\xe9": "unacceptable character #x00e9",
+    "# caf\xe9": "not YAML in UTF-8: unacceptable character #x00e9",
     "seed: 1\nmodel:\n  n_layer: 3": "line 2: unknown setting 'model'; --help lists all",
     "seed: 1\nn_heads: 4": "line 2: unknown setting 'n_heads'; did you mean n_head (number of",
     "hidden_size: 4": "did you mean n_embd (width of the model",  # as in Hugging Face
@@ -60,7 +61,9 @@ WRONG_FILES = {  # content: words of the message
     "sources: [a, null]": "or several, but is ('a', None)",
     "sources: https://a.net/b/c.txt": "several, but is 'https://a.net/b/c.txt'",
     "fallback: https://a.net/b/c.txt#sha256=123": "hex digits>, but is 'https://a.net",
-    'seed: 1\nsources: "D:\\notes"': "line 2: sources: 'D:\\notes': use single quotes",
+    'seed: 1\nsources: "D:\\notes"': "line 2: sources: 'D:\\notes': backslashes need single quotes",
+    'out_dir: "D:\\Plays"': "out_dir: 'D:\\u2029lays': backslashes need single quotes",
+    'sources: [a, "b\\new.txt"]': "sources: 'b\\new.txt': backslashes need single quotes",
     'seed: 1\nsources: "C:\\Users"': "line 2: not YAML (expected escape sequence of 8 hex",
     f"{BOMB}sources: *l": "line 5: unknown setting 'f'",
     "sources: &a [[*a], *a]": "sources must be a path,",
@@ -69,9 +72,9 @@ WRONG_FILES = {  # content: words of the message
     "n_layer:4\nn_head: 4": "line 2: not YAML",
     "seed: !!python/object/apply:os.mkdir [made]": "line 1: seed must be an integer",
     "answer_after: =": "answer_after '=' needs items that end: set separator too",
-    "n_embd: 130": "of 2 * n_head (for rope), 8: n_embd 128 or n_embd 136 or n_head 5",
-    "positions: learned\nn_embd: 100\nn_head: 3": "n_head, 3: n_embd 99 or n_embd 102 or n_head 2",
-    "n_embd: 3": "multiple of 2 * n_head (for rope), 8: n_embd 8",
+    "n_embd: 130": "of 8 (2 * n_head, for rope): n_embd 128 or n_embd 136 or n_head 5",
+    "positions: learned\nn_embd: 100\nn_head: 3": "3 (n_head): n_embd 99 or n_embd 102 or n_head 2",
+    "n_embd: 3": "multiple of 8 (2 * n_head, for rope): n_embd 8",
     "n_embd: 1000000001": ": n_embd 1000000000 or n_embd 1000000008",
 }
 WRONG_OPTIONS = {  # of train.py: words of the message
@@ -234,9 +237,10 @@ def test_print_config_is_a_config(path, capsys):
 def test_yaml_of_special_characters():
     special = "\t\n\r\x1b\x85\xa0\u2028\u202e\ufeff\U0001f3ad#':,-"
     for text in [*special, "null", "1e3", "a: b", " a ", "а\nб"]:
-        shown = to_yaml(Config(out_dir=text))
+        config = Config(DataConfig(separator=text))
+        shown = to_yaml(config)
         assert all(printable(line) == line for line in shown.split("\n"))
-        assert parse_train([write("again.yaml", shown)]).config == Config(out_dir=text)
+        assert parse_train([write("again.yaml", shown)]).config.data == config.data
 
 
 @pytest.mark.parametrize(
