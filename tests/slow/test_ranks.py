@@ -1,6 +1,7 @@
 """Several ranks: the losses of a single process, output and files from rank 0 only, joint stops."""
 
 import os
+import shutil
 import signal
 import sys
 from dataclasses import replace
