@@ -76,8 +76,9 @@ def parse_value(field: Field, value: object) -> object:
             raise ConfigError(f"{field.name}: {quoted(text)}: backslashes need single quotes")
     try:
         return _convert(field, value)
-    except (KeyError, TypeError, ValueError):
-        fault = f"{field.name} must be {describe_allowed(field)}, but is {quoted(value)}"
+    except (KeyError, TypeError, ValueError) as error:
+        allowed = "in UTF-8" if isinstance(error, UnicodeError) else describe_allowed(field)
+        fault = f"{field.name} must be {allowed}, but is {quoted(value)}"
         raise ConfigError(fault) from None
 
 

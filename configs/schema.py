@@ -53,7 +53,7 @@ class DataConfig:
             )
         try:
             "".encode(self.encoding)
-        except LookupError as error:  # unknown encoding: utf8x
+        except (LookupError, UnicodeError) as error:  # utf8x, rot13; undefined
             allowed = "utf-8, utf-16-le, cp1252, gb18030 or cp932"
             raise ConfigError(f"encoding: {error}; use for example {allowed}") from None
 

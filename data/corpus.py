@@ -11,7 +11,7 @@ from configs.schema import DataConfig
 from data.batches import Split
 from data.items import ItemFormat, split_items
 from data.text import Text, read_text
-from data.tokenizer import CharTokenizer
+from data.tokenizer import CharTokenizer, distinct_characters
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,9 +42,9 @@ def load_corpus(data: DataConfig, vocabulary: str = "") -> Corpus:
     appended, so no id changes. Raises DataError for a text that is unavailable, unreadable or too
     small.
     """
-    texts = [read_text(data.sources, data.encoding, data.fallback)]
+    texts = [read_text(data.sources, data.encoding, "sources", data.fallback)]
     if data.val_sources:
-        texts.append(read_text(data.val_sources, data.encoding))
+        texts.append(read_text(data.val_sources, data.encoding, "val_sources"))
     text, val_sha256 = texts[0], texts[1].sha256 if data.val_sources else None
 
     # the characters of the two parts
@@ -58,7 +58,7 @@ def load_corpus(data: DataConfig, vocabulary: str = "") -> Corpus:
     else:
         parts = hold_out_ends(text.contents, data.val_fraction)
     train_text, val_text = parts
-    distinct = {*train_text, *val_text}
+    distinct = distinct_characters(train_text) | distinct_characters(val_text)
     if min(len(train_text), len(val_text), len(distinct)) < 2:
         raise DataError(f"{text.label}: too few characters to train and validate, or all the same")
 
@@ -69,7 +69,7 @@ def load_corpus(data: DataConfig, vocabulary: str = "") -> Corpus:
     else:
         train, val = Split(tokenizer.encode(train_text)), Split(tokenizer.encode(val_text))
 
-    summary = summarize(texts, train, val, len(distinct))
+    summary = summarize(texts, train, val, len(distinct), item_format)
     # is any of 20 passages of the validation text, or of its items, in the training text too?
     starts = np.linspace(0, len(val_text) - 200, 20 * (len(val_text) >= 200)).astype(int)
     pieces = items[1] if item_format else [val_text[start : start + 200] for start in starts]
@@ -89,29 +89,32 @@ def hold_out_ends(files: Sequence[str], val_fraction: float) -> tuple[str, str]:
     return "".join(file[:cut] for file, cut in cuts), "".join(file[cut:] for file, cut in cuts)
 
 
-def summarize(texts: Sequence[Text], train: Split, val: Split, distinct: int) -> list[str]:
+def summarize(
+    texts: Sequence[Text], train: Split, val: Split, distinct: int, item_format: ItemFormat | None
+) -> list[str]:
     """Return lines for the user: what was read, how it is divided, and notes."""
     names = ", validation ".join(text.label for text in texts)
     files, size = counted(sum(len(text.contents) for text in texts), "file"), len(train) + len(val)
-    unit, sizes = "characters", (len(train), len(val))
+    unit, sizes = "character", (len(train), len(val))
     notes = [note for text in texts for note in text.notes]
-    if len(train.documents) > 1:
-        unit, sizes = "items", (len(train.documents), len(val.documents))
+    if item_format:
+        unit, sizes = "item", (len(train.documents), len(val.documents))
         if sizes[1] < 10:
-            notes.append(f"{counted(sizes[1], 'item')} to validate on; their loss says little")
+            notes.append(f"{counted(sizes[1], unit)} to validate on; their loss says little")
     return [
         f"text        {names}: {files}, {size:,} characters, {distinct:,} distinct",
-        f"split       {sizes[0]:,} {unit} to train on, {sizes[1]:,} "
+        f"split       {counted(sizes[0], unit)} to train on, {sizes[1]:,} "
         f"({sizes[1] / sum(sizes):.1%}) to validate on",
         *(f"note: {note}" for note in notes),
     ]
 
 
-def length_advice(train: Split, val: Split, block_size: int) -> str | None:
+def length_advice(corpus: Corpus, block_size: int) -> str | None:
     """Return a note if items are longer than the context, or the training text is shorter."""
-    longest = int(max(train.lengths.max(), val.lengths.max()))
-    if len(train.documents) > 1:
+    if corpus.item_format:
+        longest = int(max(corpus.train.lengths.max(), corpus.val.lengths.max()))
         note = f"note: block_size {block_size} is too short for items of {longest:,} characters"
         return note if longest > block_size else None
-    note = f"note: the training text is shorter than the context: --block_size={len(train) - 1}"
-    return f"{note} is enough" if len(train) <= block_size else None
+    enough = len(corpus.train) - 1
+    note = f"note: the training text is shorter than the context: --block_size={enough} is enough"
+    return note if enough < block_size else None

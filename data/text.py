@@ -1,27 +1,33 @@
 """Bytes -> characters: the files of some sources are found or downloaded, and decoded.
 
 A source is a file, a folder, a pattern, or a URL with the SHA-256 of its bytes. All sources of a
-text are read, in their order, as one.
+text are read, in their order, as one. Names of files are compared in NFC, the Unicode form with one
+character for each letter: files from a Mac can have two for an é, the e and its accent (NFD).
+
+Nothing here imports torch or NumPy: `find_sources` says within milliseconds what is missing.
 """
 
 import codecs
 import hashlib
 import os
 import re
-from collections import Counter
-from collections.abc import Collection, Iterable
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
+from unicodedata import normalize
 from urllib.request import urlopen
 
 from common.console import DataError
-from common.files import ROOT, expand_home, resolve_bundled
+from common.files import ROOT, expand_home, resolve_bundled, shell_command
 from common.messages import did_you_mean, first_few
 from configs.fields import TEXT_URL, universal_newlines
 
-# byte order mark -> encoding
-BOMS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
+BOMS = {  # byte order mark -> encoding; UTF-32 comes first: its mark begins with that of UTF-16
+    codecs.BOM_UTF32_LE: "utf-32-le", codecs.BOM_UTF32_BE: "utf-32-be", codecs.BOM_UTF8: "utf-8",
+    codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be",
+}  # fmt: skip
 # how files begin that are no text -> what they are
 NO_TEXT = {b"%PDF": "a PDF", b"PK\3\4": "a ZIP archive (.docx)", b"\x1f\x8b": "a GZIP archive"}
 OTHER_ENCODING = (
@@ -56,32 +62,37 @@ class Text:
     sha256: str
 
 
-def read_text(sources: tuple[str, ...], encoding: str, fallback: str = "") -> Text:
+def read_text(
+    sources: tuple[str, ...], encoding: str, option: str = "", fallback: str = ""
+) -> Text:
     """Read all of some sources as one text; if a download fails, read the `fallback` instead.
 
-    Raises DataError for a source that is missing or cannot be read.
+    Raises DataError for a source that is missing, with the `option` that names it, or that cannot
+    be read.
     """
     locations, files = [], {}
+    urls = map(TEXT_URL.fullmatch, sources)
     try:
-        for source in sources:
-            location, found = find(source)
+        paths = [str(fetch(url)) if url else s for s, url in zip(sources, urls, strict=True)]
+        for location, found in find_sources(paths, option):
             locations.append(location)
             for file in found:  # a file that two sources reach counts once, at its first place
                 files.setdefault(os.path.realpath(file), file)
-        contents = decode_files(files.values(), encoding)
+        contents, notes = decode_files(files.values(), encoding)
         folders = filter(Path.is_dir, locations)
-        notes = [note for folder in folders if (note := describe_unread(folder, files))]
+        notes += [note for folder in folders if (note := describe_unread(folder, files))]
     except DownloadError as error:
         if not fallback:
             raise
-        text = read_text((fallback,), encoding)
+        text = read_text((fallback,), encoding, "fallback")
         text.notes.insert(0, f"{error}; training on {fallback}, losses on it are not comparable")
         return text
     except OSError as error:
         where = error.filename or sources[0]
         raise DataError(f"{where}: {error.strerror}; fix that, or name another source") from error
 
-    books = ["".join(BOOK.findall(content)) or content for content in contents]
+    # looking for the word first is much faster in a long text
+    books = [("GUTENBERG" in text and "".join(BOOK.findall(text))) or text for text in contents]
     if left_out := sum(map(len, contents)) - sum(map(len, books)):
         notes.append(f"{left_out:,} characters outside the marks of Project Gutenberg left out")
     # file boundaries matter: the end of each file is held out
@@ -90,22 +101,28 @@ def read_text(sources: tuple[str, ...], encoding: str, fallback: str = "") -> Te
         digests[0] = hashlib.sha256(b"".join(digest.digest() for digest in digests))
         # the last line of a file must not run into the first line of the next
         books = [book + "\n" * (book[-1:] not in ("", "\n")) for book in books]
-    path = locations[0].parent if locations[0].name == "input.txt" else locations[0]
+    path = locations[0].parent if locations[0].match("data/*/input.txt") else locations[0]
     more = f", and {len(sources) - 1} more" if len(sources) > 1 else ""
     return Text(f"{path}{more}", books, notes, sources, digests[0].hexdigest())
 
 
-def find(source: str) -> tuple[Path, list[Path]]:
+def find_sources(sources: Sequence[str], option: str = "") -> list[tuple[Path, list[Path]]]:
+    """Return where each source is, and its files; URLs are left out.
+
+    Raises DataError for a source that is missing, with the `option` as it names all sources.
+    """
+    options = shell_command(*(f"--{option}={source}" for source in sources))
+    named_by = f" ({options})" if option else ""
+    return [find(source, named_by) for source in sources if not TEXT_URL.fullmatch(source)]
+
+
+def find(source: str, named_by: str = "") -> tuple[Path, list[Path]]:
     """Return where a source is, and its files, sorted by name, the same on every system.
 
-    A path is relative to the current folder, or else to the folder of the code. A URL is downloaded
-    if its file is in neither.
+    A path is relative to the current folder, or else to the folder of the code.
     """
-    if url := TEXT_URL.fullmatch(source):
-        path = fetch(url)
-        return path, [path]
     path = expand_home(source)
-    for location in (path, ROOT / path):
+    for location in (as_on_disk(path), as_on_disk(ROOT / path)):
         if os.path.lexists(location):  # what exists as it is written is no pattern
             matches = location.glob("*.[tT][xX][tT]") if location.is_dir() else [location]
         else:  # `**` follows no links, because two of them may form a circle
@@ -113,18 +130,33 @@ def find(source: str) -> tuple[Path, list[Path]]:
             parts = location.relative_to(base).parts
             parts += ("*",) * (parts[-1] == "**")  # alone it would mean folders
             parts = [part if part == "**" else re.sub(r"\*+", "*", part) for part in parts]
-            matches = base.glob("/".join(parts))
-        files = sorted((file for file in matches if not file.is_dir()), key=lambda f: f.parts)
+            pattern = "/".join(parts)
+            forms = {pattern, normalize("NFC", pattern), normalize("NFD", pattern)}
+            matches = {match for form in forms for match in base.glob(form)}
+        files = [file for file in matches if not file.is_dir()]
+        files.sort(key=lambda file: ([normalize("NFC", part) for part in file.parts], file.parts))
         named = set(location.parts)  # what is hidden is only read where it is named
         files = [f for f in files if not any(p[0] == "." for p in set(f.parts) - named)]
         if files:
             return location, files
         if location.is_dir():
             unread = describe_unread(location, ()) or "add one"
-            raise DataError(f"{location}: contains no .txt file; {unread}")
-    names = {entry.name: str(entry) for entry in path.parent.glob("*")}
+            raise DataError(f"{location}{named_by}: contains no .txt file; {unread}")
+    names = {entry.name: str(entry) for entry in as_on_disk(path.parent).glob("*")}
     hint = did_you_mean(path.name, names, "name an existing file or folder, or a URL")
-    raise DataError(f"{source}: no such file or folder; {hint}")
+    raise DataError(f"{source}{named_by}: no such file or folder; {hint}")
+
+
+def as_on_disk(path: Path) -> Path:
+    """Return a path with its names in the Unicode form that they have on the disk, if they exist.
+
+    So a `Café.txt` that is typed in NFC is found in NFD, and the other way round.
+    """
+    if os.path.lexists(path) or path == path.parent:
+        return path
+    folder, name = as_on_disk(path.parent), normalize("NFC", path.name)
+    same = (entry for entry in folder.glob("*") if normalize("NFC", entry.name) == name)
+    return next(same, folder / path.name)
 
 
 def describe_unread(folder: Path, read: Collection[str]) -> str:
@@ -176,23 +208,25 @@ def fetch(url: re.Match) -> Path:
     return path
 
 
-def decode_files(files: Iterable[Path], encoding: str) -> list[str]:
-    """Return the characters of files.
+def decode_files(files: Iterable[Path], encoding: str) -> tuple[list[str], list[str]]:
+    """Return the characters of files, and notes on files that seem to have another encoding.
 
     All line ends become a newline. A byte order mark overrides `encoding` and is removed. Raises
     DataError, with one line for all of them, if files are no text.
     """
-    contents, faults, advice = [], [], ""
+    contents, faults, advice, doubtful = [], [], "", defaultdict(list)
     for file in files:
         content = file.read_bytes()
         codec = next((BOMS[bom] for bom in BOMS if content.startswith(bom)), encoding)
         try:
-            text = universal_newlines(content.decode(codec))
-            text.encode()  # some encodings yield surrogates, which are half a character
+            text = universal_newlines(content.decode(codec)).removeprefix("\ufeff")  # the mark
+            if codec != "utf-8":
+                text.encode()  # some encodings yield surrogates, which are half a character
             fault = "has NUL characters" if "\0" in text else ""
         except UnicodeError as error:
-            line = content.count(b"\n", 0, getattr(error, "start", 0)) + 1
-            fault = f"not {codec.removesuffix('-sig').upper()} in line {line:,}"
+            start = getattr(error, "start", 0)
+            line = content.count(b"\n", 0, start) + 1
+            fault = f"not {codec.upper()} at byte {start:,}, line {line:,}"
         remedy = OTHER_ENCODING
         if kind := next((NO_TEXT[start] for start in NO_TEXT if content.startswith(start)), ""):
             fault, remedy = f"is {kind}", "convert it to text first"
@@ -204,7 +238,23 @@ def decode_files(files: Iterable[Path], encoding: str) -> list[str]:
             advice = advice or remedy
         else:
             contents.append(text)
+            if codec == encoding != "utf-8" and (other := likelier_encoding(content, text)):
+                doubtful[other].append(str(file))
     if faults:
         count = f"{len(faults):,} of {len(faults) + len(contents):,} files cannot be read: "
         raise DataError(f"{count * (len(faults) > 1)}{first_few(faults)}; {advice}")
-    return contents
+    return contents, [
+        f"read as {encoding}, but --encoding={other} seems right for {first_few(names)}"
+        for other, names in doubtful.items()
+    ]
+
+
+def likelier_encoding(content: bytes, text: str) -> str:
+    """Return the encoding that bytes seem to have, unless they were read as `text` in it; or ""."""
+    utf8 = universal_newlines(content.decode("utf-8-sig", "replace"))
+    if content.isascii() or utf8 == text:
+        return ""
+    if "\ufffd" not in utf8:
+        return "utf-8"
+    # no text has these control characters, which cp1252 has letters and quotes for
+    return "cp1252" if re.search("[\x80-\x9f]", text) else ""

@@ -1,5 +1,7 @@
 """Characters <-> ids: a character's id is its index in the vocabulary."""
 
+import sys
+
 import numpy as np
 
 from common.console import UserError
@@ -49,6 +51,14 @@ class CharTokenizer:
         """Return the text of a sequence, array or CPU tensor of ids."""
         # the bytes of the code points are the text in UTF-32
         return self._code_points[np.asarray(ids, dtype=np.int64)].tobytes().decode("utf-32-le")
+
+
+def distinct_characters(text: str) -> set[str]:
+    """Return the characters of a text, as `set(text)` does, but in a fraction of its time."""
+    found = np.zeros(sys.maxunicode + 1, bool)
+    for start in range(0, len(text), CHUNK):
+        found[code_points(text[start : start + CHUNK])] = True
+    return set(map(chr, np.flatnonzero(found)))
 
 
 def code_points(text: str) -> np.ndarray:

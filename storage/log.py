@@ -127,7 +127,7 @@ class Log:
             f"training    {counted(train.max_iters, 'step')}, "
             f"{run.epochs_at(train.max_iters):,.1f} epochs, dropout {config.dropout:g}",
         ]
-        if note := length_advice(run.corpus.train, run.corpus.val, config.block_size):
+        if note := length_advice(run.corpus, config.block_size):
             lines.append(note)
         say(*lines)
         settings = to_yaml(run.settings)

@@ -52,6 +52,8 @@ WRONG_FILES = {  # content: words of the message
     "dropout: 1": "must be auto or a number of at least 0 and less than 1, but is '1'",
     "layout: flsh": "must be one of heads, separate, fused, interleaved, stacked, unrolled, but is",
     "encoding: utf8x": "encoding: unknown encoding: utf8x; use for example utf-8",
+    "encoding: rot13": "'rot13' is not a text encoding; ",
+    "encoding: undefined": "'undefined' codec failed (UnicodeError: undefined encoding); use for",
     "batch_size: 1:30": "but is '1:30'",
     "learning_rate: .nan": "but is '.nan'",
     "learning_rate: inf": "but is 'inf'",

@@ -70,10 +70,11 @@ def test_summary_notes_a_leak():
     [
         ("abcdefghijklmnopqrst", {}, 17, "--block_size=17 is enough"),
         ("ada\nevelina\neve-mari\n", {"separator": "\\n"}, 9, "short for items of 9 characters"),
+        ("evelina\neve-mari", {"separator": "\\n"}, 9, "short for items of 9 characters"),
     ],
 )
 def test_summary_notes_the_length(content, data, enough, note):
     """A text shorter than the context, items longer than it."""
     corpus = load(write("book.txt", content), **data)
-    assert note in length_advice(corpus.train, corpus.val, 7 if data else 64)
-    assert length_advice(corpus.train, corpus.val, enough) is None
+    assert note in length_advice(corpus, 7 if data else 64)
+    assert length_advice(corpus, enough) is None

@@ -37,6 +37,12 @@ def test_item_ends_with_its_file():
     assert all_documents(corpus) == ["\nfour\n", "\none\n", "\nthree\n", "\ntwo\n"]
 
 
+def test_item_alone():
+    """It is an item, no text."""
+    corpus = load(write("list.txt", "one\ntwo"), separator="\\n")
+    assert "split       1 item to train on, 1 (50.0%) to validate on" in corpus.summary
+
+
 @pytest.mark.parametrize(
     ("text", "settings", "items"),
     [

@@ -174,7 +174,9 @@ def test_resume_with_a_text_that_has_moved(stopped, uninterrupted, tmp_path):
     (tmp_path / "text.txt").rename(moved)
     code, output = train(stopped)
     assert code == 2
-    assert output.endswith(f"text.txt: no such file or folder; did you mean {moved}?\n")
+    text = tmp_path / "text.txt"
+    fault = f"{text} (--sources={text}): no such file or folder; did you mean {moved}?\n"
+    assert output.endswith(fault)
     assert train(stopped, f"--sources={moved}")[0] == train(stopped)[0] == 0
     a, b = (load_checkpoint(run / LAST) for run in (uninterrupted, stopped))
     assert bits(a.tensors) == bits(b.tensors)

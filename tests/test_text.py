@@ -3,13 +3,15 @@
 import io
 import os
 from hashlib import sha256
+from unicodedata import normalize
 from unittest.mock import Mock
 from urllib.error import HTTPError, URLError
 
 import pytest
 
 from common import files
-from common.console import DataError
+from common.console import ConfigError, DataError
+from configs.schema import from_flat
 from data import text
 from data.text import read_text
 from tests.runs import raised
@@ -28,7 +30,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def find(*sources, encoding="utf-8", fallback=""):
-    return read_text(sources, encoding, fallback)
+    return read_text(sources, encoding, fallback=fallback)
 
 
 def make(files):
@@ -68,6 +70,10 @@ FOUND = {  # files, sources, the files that are read; each has one character
     "a name in brackets": (
         {"[A] B*/1.srt": "1", "[A] B*/more/2.srt": "2", "A/3.srt": "3"}, ["[A] B*/**/*.srt"], "12"),
     "a name that is not UTF-8": ({os.fsdecode(b"b/caf\xe9.txt"): "a"}, ["b"], "a"),
+    **{f"typed in {typed}, on the disk in {stored}": (
+        {normalize(stored, f"é/{name}"): name[0] for name in ("1ñ.txt", "2.txt", "3ñ.md")},
+        [normalize(typed, source) for source in ("é/1ñ.txt", "é", "é/*ñ.*")], "123")
+       for typed, stored in (("NFC", "NFD"), ("NFD", "NFC"))},
 }  # fmt: skip
 
 
@@ -83,7 +89,7 @@ READ = {  # bytes, encoding, characters
     "UTF-8": ("naïve 🙂".encode(), "utf-8", "naïve 🙂"),
     "named": ("naïve".encode("cp1252"), "cp1252", "naïve"),
     **{f"mark of {name}": ("\ufeff\ufeffΝαι 🙂".encode(name), "cp1252", "\ufeffΝαι 🙂")
-       for name in ("utf-8", "utf-16-le", "utf-16-be")},
+       for name in ("utf-8", "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be")},
     "line ends": (b"a\r\nb\rc\n\r\n\xc2\x85d\x0ce\r\r\n", "utf-8", "a\nb\nc\n\n\x85d\x0ce\n"),
     "Project Gutenberg": (BOOKS.replace("\n", "\r\n").encode(), "utf-8", "One.\nTwo two two.\n"),
     "its older marks": (OLD.encode(), "utf-8", "One.\n"),
@@ -104,6 +110,17 @@ def test_text_sha256():
     make({"c/1.txt": "ab", "c/2.txt": "\nc"})
     assert find("a").sha256 == find("b").sha256 != find("c").sha256
     assert find("a/1.txt").sha256 == sha256(b"ab\n").hexdigest()
+    for form in ("NFC", "NFD"):  # in NFD, é comes before f
+        make({normalize(form, f"{form}/{name}.txt"): name for name in "éf"})
+    assert find("NFC").sha256 == find("NFD").sha256
+
+
+@pytest.mark.parametrize(
+    ("source", "label"),
+    [("data/book/input.txt", "data/book"), ("input.txt", "input.txt"), ("a/input.txt",) * 2],
+)
+def test_text_label(source, label):
+    assert find(write(source)).label == label
 
 
 # --------------------------------------------------------------------------------- notes and errors
@@ -134,24 +151,44 @@ def test_text_note(name):
         assert notes[:1] == [f"note: {note}"] * bool(note)
 
 
+DOUBTED = {  # bytes, encoding, the encoding that a note names
+    "UTF-8": ("naïve".encode(), "cp1252", "utf-8"),
+    "a mark": ("\ufeffnaïve".encode(), "cp1252", None),
+    "ASCII": (b"naive", "cp1252", None),
+    "cp1252": ("“naïve”".encode("cp1252"), "latin-1", "cp1252"),
+    "latin-1": ("naïve".encode("latin-1"), "latin-1", None),
+    "controls in UTF-8": ("\x85\x93".encode(), "utf-8", None),
+}
+
+
+@pytest.mark.parametrize("name", DOUBTED)
+def test_text_note_on_its_encoding(name):
+    content, encoding, other = DOUBTED[name]
+    write("a/1.txt", content), write("a/2.txt", "ASCII"), write("a/3.txt", content)
+    note = f"read as {encoding}, but --encoding={other} seems right for a/1.txt, a/3.txt"
+    assert find("a", encoding=encoding).notes == [note] * bool(other)
+
+
 OTHER = "if all files have another encoding, train with --encoding=cp1252 (Western), "
 REFUSED = {  # files, source, words of the error
     "mistyped": ({"austen.txt": ""}, "austin.txt",
-                 "austin.txt: no such file or folder; did you mean austen.txt?"),
+                 "austin.txt (--sources=zzz.txt --sources=austin.txt): no such file or folder; did "
+                 "you mean austen.txt?"),
     "pattern": ({"a/b.txt": ""}, "a/*.md",
-                "a/*.md: no such file or folder; name an existing file"),
+                "'--sources=a/*.md'): no such file or folder; name an existing file"),
     "broken link": ({"a.txt": "-> nowhere"}, "a.txt", "a.txt: No such file or directory"),
-    "folder without texts": ({"a/b.md": ""}, "a", "a: contains no .txt file; not read: 1 .md; a "
-                             'pattern reads more: "a/**/*.md"'),
+    "folder without texts": ({"a/b.md": ""}, "a", "a (--sources=zzz.txt --sources=a): contains no "
+                             '.txt file; not read: 1 .md; a pattern reads more: "a/**/*.md"'),
     "not UTF-8": ({"a.txt": b"a\r\nb\ncaf\xe9 \xe0\n"}, "a.txt",
-                  f"a.txt: not UTF-8 in line 3; {OTHER}"),
-    "mark of UTF-8": ({"a.txt": b"\xef\xbb\xbfone\ntwo \xff"}, "a.txt", "not UTF-8 in line 2; "),
+                  f"a.txt: not UTF-8 at byte 8, line 3; {OTHER}"),
+    "mark of UTF-8": ({"a.txt": b"\xef\xbb\xbfone\ntwo \xff"}, "a.txt",
+                      "not UTF-8 at byte 11, line 2; "),
     "some files": ({f"a/{n}.txt": b"\n\xe9t\xe9" if n % 5 == 0 else "schön" for n in range(10, 50)},
-                   "a", "8 of 41 files cannot be read: a/10.txt: not UTF-8 in line 2, a/15.txt: "),
+                   "a", "8 of 41 files cannot be read: a/10.txt: not UTF-8 at byte 1, line 2, a"),
     "UTF-16": ({"a.txt": "Ein Satz.\n".encode("utf-16-be")}, "a.txt",
                "has NUL characters; if it is UTF-16: --encoding=utf-16-be; "),
     "UTF-16 without NUL": ({"a.txt": "子曰：\n".encode("utf-16-le")}, "a.txt",
-                           "not UTF-8 in line 1; if it is UTF-16: --encoding=utf-16-le; "),
+                           "not UTF-8 at byte 2, line 1; if it is UTF-16: --encoding=utf-16-le; "),
     **{name: ({"a": start + b"\xe2\xe3\xcf\xd3" * 9}, "a", f"a: is {name}; convert it to text")
        for name, start in {"a PDF": b"%PDF-1.7\n", "a ZIP archive (.docx)": b"PK\3\4",
                            "a GZIP archive": b"\x1f\x8b\x08\0"}.items()},
@@ -164,6 +201,16 @@ def test_text_error(name):
     files, source, words = REFUSED[name]
     make(files)
     assert words in error_message(DataError, write("zzz.txt"), source)
+
+
+def test_text_error_names_val_sources():
+    message = error_message(DataError, write("a.txt"), val_sources=("a.txt", "b.txt"))
+    assert message.startswith("b.txt (--val_sources=a.txt --val_sources=b.txt): no such file or ")
+
+
+def test_source_that_is_not_utf_8():
+    with pytest.raises(ConfigError, match=r"^sources must be in UTF-8, but is .*'caf\\udce9.txt'"):
+        from_flat({"sources": ["a.txt", os.fsdecode(b"caf\xe9.txt")]})
 
 
 # ---------------------------------------------------------------------------------------- downloads
