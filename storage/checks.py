@@ -13,7 +13,7 @@ from filelock import FileLock, Timeout
 from common.console import ConfigError, ResourceError, say
 from common.files import files_of_run, holds_run
 from configs.command import TrainCommand
-from data.text import find
+from data.text import find_sources
 
 
 def check_disk(command: TrainCommand) -> None:
@@ -24,9 +24,8 @@ def check_disk(command: TrainCommand) -> None:
     refuse_to_replace(command)
     in_file = {} if command.mode == "resumed" else command.settings_in_file
     settings = in_file | command.overrides
-    for source in (*settings.get("sources", ()), *settings.get("val_sources", ())):
-        if "://" not in source:
-            find(source)
+    for option in ("sources", "val_sources"):
+        find_sources(settings.get(option, ()), option)
     # of several processes, the first one locks; a drive without locks is told of by `locked`
     if os.environ.get("RANK", "0") == "0":
         with suppress(OSError), lock(command.folder):
