@@ -76,14 +76,16 @@ def report(error: BaseException) -> int:
     if isinstance(error, BrokenPipeError):  # the reader has gone (`| head`)
         discard_output()
         return 141
+    reason = str(error).strip().partition("\n")[0] or type(error).__name__
     if isinstance(error, UserError):
         lines = error.args
     elif isinstance(error, ModuleNotFoundError) and error.name in PACKAGES:
         lines = [f"{error}; `make train` installs it; or: pip install -r requirements.txt"]
-    elif isinstance(error, MemoryError) or re.search(OUT_OF_MEMORY, str(error)):
-        lines = ["out of memory; choose a smaller batch_size, block_size or model"]
+    elif isinstance(error, MemoryError) or (
+        re.search(OUT_OF_MEMORY, str(error)) and not isinstance(error, OSError)
+    ):
+        lines = [f"out of memory ({reason}); choose a smaller batch_size, block_size or model"]
     elif type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
-        reason = str(error).strip().partition("\n")[0]
         lines = [f"compile: torch.compile cannot compile here ({reason}); use --compile=false"]
     # a missing file of the user raises a UserError; any other one is a file of the code: a bug
     elif isinstance(error, OSError) and not isinstance(error, FileNotFoundError):

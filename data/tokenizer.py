@@ -7,7 +7,9 @@ import numpy as np
 from common.console import UserError
 from common.messages import quoted_character
 
-CHUNK = 2**20  # characters at a time, because temporary arrays take 4 bytes for each
+# Characters that are encoded at a time. Their code points and ids are temporary arrays of 4 bytes
+# each: those of a whole text in ASCII would be eight times as large as the text.
+CHUNK = 2**20
 
 
 class CharTokenizer:

@@ -93,7 +93,7 @@ def test_error_in_ipython(tmp_path):
     assert shown.startswith("error: configs/\\x1b.yaml: is no config") and shown.count("\n") == 1
 
 
-OUT_OF_MEMORY = "error: out of memory; choose .* model\n"
+OUT_OF_MEMORY = r"error: out of memory \(.*[mM]emory.*\); choose a smaller batch_size, .* model\n"
 ENDS = [  # exception, exit code, pattern of standard error
     (ConfigError("a: is wrong", "b: is wrong"), 2, "error: a: is wrong\nerror: b: is wrong\n"),
     (PermissionError(errno.EACCES, "Permission denied", "a"), 2,
@@ -101,6 +101,7 @@ ENDS = [  # exception, exit code, pattern of standard error
     (MemoryError(), 2, OUT_OF_MEMORY),
     (RuntimeError("CUDA out of memory. Tried to allocate 1 GiB.\nSee"), 2, OUT_OF_MEMORY),
     (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), 2, OUT_OF_MEMORY),
+    (OSError(5, "Input/output error", "out of memory.txt"), 2, r"error: \[Errno 5\] .*\n"),
     (OSError("libgomp.so.1: cannot allocate memory in static TLS block"), 2,
      "error: libgomp.so.1: cannot allocate memory in static TLS block\n"),
     (InductorError(RuntimeError("No working C++ compiler found"), None), 2,

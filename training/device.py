@@ -1,7 +1,6 @@
 """The device to compute on, the dtype of matrix products, and the environment of a run."""
 
 import contextlib
-import ctypes
 import platform
 import re
 from collections.abc import Sequence
@@ -26,18 +25,13 @@ class Runtime:
     dtype: torch.dtype
 
     def __str__(self) -> str:
-        return f"{self.device.type}, {dtype_name(self.dtype)}"
+        return f"{self.device.type}, {str(self.dtype).removeprefix('torch.')}"
 
     def autocast(self) -> contextlib.AbstractContextManager:
         """Return the context for forward passes: autocast to `dtype`, or nothing for float32."""
         if self.dtype == torch.float32:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=self.dtype)
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """Return the name of a dtype: `bfloat16`."""
-    return str(dtype).removeprefix("torch.")
 
 
 def select_runtime(device: str, dtype: str) -> Runtime:
@@ -107,19 +101,6 @@ def environment(runtime: Runtime, ranks: int) -> str:
     """
     cuda = runtime.device.type == "cuda"
     device = torch.cuda.get_device_name() if cuda else cpu_info("model name")
-    parts = (f"torch {torch.__version__}", device, torch.backends.cpu.get_cpu_capability())
+    capability = torch.backends.cpu.get_cpu_capability()
     threads = f"{torch.get_num_threads()} threads, {ranks} ranks"
-    return ", ".join([*parts, dtype_name(runtime.dtype), threads])
-
-
-def keep_freed_memory() -> None:
-    """Make glibc's malloc keep freed memory for the next step, which needs the same amount.
-
-    By default it returns large blocks to the system, which zeroes every page of them before it
-    hands them out again (mallopt(3)). Does nothing with other C libraries.
-    """
-    with contextlib.suppress(AttributeError, OSError, TypeError):
-        mallopt = ctypes.CDLL(None).mallopt
-        # M_MMAP_THRESHOLD, of which glibc up to 2.34 refuses more than 32 MiB; M_TRIM_THRESHOLD
-        for option, value in ((-3, 2**25), (-3, 2**30), (-1, 2**31 - 1)):
-            mallopt(option, value)
+    return f"torch {torch.__version__}, {device}, {capability}, {runtime}, {threads}"

@@ -15,18 +15,11 @@ from configs.schema import TrainConfig
 from model.gpt import GPT
 from model.parameters import tensor_views
 
-ADAMW_OPTIONS = {
-    "eps": 1e-8,
-    "amsgrad": False,
-    "maximize": False,
-    "fused": True,
-}  # of PyTorch's adamw
-
 
 class Optimizer:
     """A learning rate, and the moments of each parameter: running averages of its gradients.
 
-    Not torch.optim.Optimizer, whose constructor imports PyTorch's compiler: 2.1 to 2.7 of the 4.3
+    Not a torch.optim.Optimizer, whose constructor imports PyTorch's compiler: 2.1 to 2.7 of the 4.3
     CPU seconds that train.py took to start.
 
     All moments exist from the start, so that a checkpoint can be restored into them. A checkpoint
@@ -42,6 +35,9 @@ class AdamW(Optimizer):
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019, algorithm 2).
 
     The decay applies to matrices and embeddings, never to norm weights and biases.
+
+    Not torch.optim.AdamW, a torch.optim.Optimizer, but the function that it calls: the fused kernel
+    reads and writes each tensor once. docs/gpt.md has the same update in plain lines.
     """
 
     def __init__(self, parameters: Collection[nn.Parameter], train: TrainConfig):
@@ -58,19 +54,22 @@ class AdamW(Optimizer):
     @torch.no_grad()
     def step(self) -> None:
         """Update all parameters from their gradients."""
-        exp_avg, exp_avg_sq = self.moments.values()
         for parameters, weight_decay in self.groups:
             exp_avg, exp_avg_sq = ([each[p] for p in parameters] for each in self.moments.values())
             gradients = [p.grad for p in parameters]
             counts = [self.count_of[p] for p in parameters]  # adamw adds 1 to each
-            options = ADAMW_OPTIONS | self.betas | {"lr": self.lr, "weight_decay": weight_decay}
-            adamw(parameters, gradients, exp_avg, exp_avg_sq, [], counts, **options)
+            adamw(
+                parameters, gradients, exp_avg, exp_avg_sq, [], counts,
+                lr=self.lr, weight_decay=weight_decay, eps=1e-8, **self.betas,
+                fused=True, amsgrad=False, maximize=False,
+            )  # fmt: skip
 
 
 class Muon(Optimizer):
     """Muon (Jordan et al. 2024): momentum, orthogonalized by Newton-Schulz iteration.
 
-    The rows are normalized first, as in MuonEq-R (arXiv 2603.28254).
+    Not torch.optim.Muon, which takes a fused (3C, C) QKV as one matrix: each layout would train
+    another model. Nor does it normalize rows (MuonEq-R, arXiv 2603.28254), for -0.009 nats.
 
     The queries of all heads are one (H*D, C) matrix in every layout, and so are the keys and the
     values. Matrices of one shape are orthogonalized as one batch, in `dtype`.
