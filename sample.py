@@ -18,9 +18,12 @@ from common.files import expand_home
 from common.messages import counted, first_few, quoted, quoted_character
 from configs.command import parse_sample_options
 from configs.schema import DEFAULT_TEMPERATURE, SampleConfig
+from storage.checks import find_checkpoint
 
 if __name__ == "__main__":
-    OPTIONS = parse_sample_options()  # before importing torch, which takes seconds
+    # before importing torch, which takes seconds
+    OPTIONS = parse_sample_options()
+    find_checkpoint(OPTIONS.ckpt)
 
 import torch
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from common.console import ResourceError
 
 ROOT = Path(__file__).parents[1]  # the folder of the code
-CHECKPOINT_FILES = ("last.safetensors", "best.safetensors")  # the newest state, the best weights
+LAST, BEST = "last.safetensors", "best.safetensors"  # the newest state, the best weights
 SETTINGS_FILE = "config.yaml"  # of a run
 METRICS = "metrics.csv"
 EVENT_FILES = "events.out.tfevents.*"  # of TensorBoard
@@ -24,12 +24,12 @@ def expand_home(path: str | Path) -> Path:
 
 def holds_run(folder: Path) -> bool:
     """Return whether a folder holds a run, which saves a checkpoint before its first step."""
-    return any(os.path.exists(folder / name) for name in CHECKPOINT_FILES)
+    return any(os.path.exists(folder / name) for name in (LAST, BEST))
 
 
 def files_of_run(folder: Path) -> list[Path]:
     """Return the files of a run in its folder: the checkpoints and the log."""
-    names = (*CHECKPOINT_FILES, METRICS, EVENT_FILES)
+    names = (LAST, BEST, METRICS, EVENT_FILES)
     return [path for name in names for path in folder.glob(name)]
 
 

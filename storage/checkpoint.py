@@ -20,23 +20,16 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from common.console import CheckpointError
-from common.files import (
-    CHECKPOINT_FILES,
-    SETTINGS_FILE,
-    expand_home,
-    holds_run,
-    runs_near,
-    script_command,
-)
+from common.files import BEST, LAST, SETTINGS_FILE, expand_home, holds_run, script_command
 from common.messages import first_few
 from configs.schema import Config, flat, from_flat
 from data.tokenizer import CharTokenizer
 from model.gpt import GPT
 from model.parameters import named_tensors, set_tensors
+from storage.checks import find_checkpoint
 from training.device import environment
 from training.state import Progress, Run
 
-LAST, BEST = CHECKPOINT_FILES
 FORMAT = "hornbook 4"  # the version of the file
 Tensors = Mapping[str, Tensor]  # by name
 
@@ -248,20 +241,15 @@ def checkpoint_digest(parts: str, tensors: Tensors) -> str:
 
 
 def load_for_sampling(path: str | Path) -> Checkpoint:
-    """Load a checkpoint file, or of a run folder the best weights, or the newest if there are none.
+    """Load the checkpoint that `find_checkpoint` finds.
 
-    Raises CheckpointError; it names the newest weights if the best are damaged, and for a wrong
-    path the runs that exist.
+    Raises CheckpointError; it names the newest weights if the best are damaged.
     """
-    path = expand_home(path)
-    best, last = path / BEST, path / LAST
-    if best.is_file():
-        try:
-            return load_checkpoint(best)
-        except CheckpointError as error:
-            raise CheckpointError(f"{error}; the newest weights are in {last}") from error
-    for file in (last, path):
-        if file.is_file():
-            return load_checkpoint(file)
-    runs = first_few(runs_near(path)) or "none"
-    raise CheckpointError(f"{path}: no checkpoint; runs that are there: {runs}")
+    file = find_checkpoint(path)
+    try:
+        return load_checkpoint(file)
+    except CheckpointError as error:
+        last = file.with_name(LAST)
+        if file.name != BEST or not last.is_file():
+            raise
+        raise CheckpointError(f"{error}; the newest weights are in {last}") from error

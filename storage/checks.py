@@ -10,8 +10,9 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from common.console import ConfigError, ResourceError, say
-from common.files import files_of_run, holds_run
+from common.console import CheckpointError, ConfigError, ResourceError, say
+from common.files import BEST, LAST, expand_home, files_of_run, holds_run, runs_near
+from common.messages import first_few
 from configs.command import TrainCommand
 from data.text import find_sources
 
@@ -22,6 +23,8 @@ def check_disk(command: TrainCommand) -> None:
     A download is not tried, and the sources of a resumed run are those of its checkpoint.
     """
     refuse_to_replace(command)
+    if command.mode == "fine-tuned":
+        find_checkpoint(command.init_from)
     in_file = {} if command.mode == "resumed" else command.settings_in_file
     settings = in_file | command.overrides
     for option in ("sources", "val_sources"):
@@ -30,6 +33,19 @@ def check_disk(command: TrainCommand) -> None:
     if os.environ.get("RANK", "0") == "0":
         with suppress(OSError), lock(command.folder):
             pass
+
+
+def find_checkpoint(path: str | Path) -> Path:
+    """Return a checkpoint file; of a run folder the best weights, or the newest if there are none.
+
+    Raises CheckpointError for a path that is neither; it names the runs that exist.
+    """
+    path = expand_home(path)
+    for file in (path / BEST, path / LAST, path):
+        if file.is_file():
+            return file
+    runs = first_few(runs_near(path)) or "none"
+    raise CheckpointError(f"{path}: no checkpoint; runs that are there: {runs}")
 
 
 def refuse_to_replace(command: TrainCommand) -> None:

@@ -292,7 +292,7 @@ def test_config_starts_a_run_or_resumes_it():
 
 
 def test_mistakes_need_no_torch(tmp_path):
-    """Nor what the disk shows: a missing text, an out_dir that cannot be made or is in use."""
+    """Nor what the disk shows: a path that is missing, an out_dir that cannot be made or locked."""
     probe = """
 import runpy, sys
 for command in sys.argv[1:]:
@@ -304,10 +304,11 @@ print({"torch", "numpy"} & set(sys.modules))
 """
     train = f"train.py {SMOKE} --out_dir="
     commands = [
-        "train.py --help", "sample.py --temp=1", f"{train}{tmp_path}/new --n_laier=3",
+        "train.py --help", "sample.py --temp=1", f"sample.py --ckpt={tmp_path}/new",
+        f"{train}{tmp_path}/new --init_from=zz", f"{train}{tmp_path}/new --n_laier=3",
         f"{train}{tmp_path}/new --sources=zz.txt", f"{train}{tmp_path}/new --val_sources=zz.txt",
         f"{train}{SMOKE}/new", f"{train}{tmp_path}/taken",
     ]  # fmt: skip
     with locked(tmp_path / "taken"):
-        codes = run_command("-c", probe, *commands).stdout.split()[-8:]
-    assert codes == ["0", *"222222", "set()"] and not (tmp_path / "new").exists()
+        codes = run_command("-c", probe, *commands).stdout.split()[-10:]
+    assert codes == ["0", *"22222222", "set()"] and not (tmp_path / "new").exists()
