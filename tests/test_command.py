@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from common.console import ConfigError
+from common.console import ConfigError, UserError
 from common.messages import printable
 from configs.command import (
     TRAIN_SECTIONS,
@@ -27,7 +27,7 @@ from configs.schema import (
     flat_settings,
     from_flat,
 )
-from storage.checks import locked, refuse_to_replace
+from storage.checks import check_disk, locked
 from tests.conftest import ROOT, run_command
 from tests.runs import exit_code, train_main
 from tests.texts import write
@@ -95,6 +95,7 @@ WRONG_OPTIONS = {  # of train.py: words of the message
     "my.yaml --resume --overwrite": "contradict each other",
     "my.yaml --compile true": "an option is --key=value, such as --compile=true",
     "my.yaml --sources a.txt b.txt": "several texts are --sources=A --sources=B; a pattern needs",
+    "my.yaml --overwrite --sources=book.txt,b.txt": "several need the option once for each",
     "book.txt": "is no .yaml file; a run is named by its folder, a text by configs/mytext.yaml",
     "my.yaml out/book": "takes one config file or run folder",
     "out/book --minutes=1": "--minutes does not apply to a run folder",
@@ -145,7 +146,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def error_message(function, argument):
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(UserError) as caught:
         function(argument)
     return str(caught.value)
 
@@ -161,7 +162,7 @@ def test_wrong_file(content):
 @pytest.mark.parametrize("words", WRONG_OPTIONS)
 def test_wrong_option(words):
     assert WRONG_OPTIONS[words] in error_message(
-        lambda argv: refuse_to_replace(parse_train(argv)), words.split()
+        lambda argv: check_disk(parse_train(argv)), words.split()
     )
 
 
