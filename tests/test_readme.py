@@ -16,8 +16,8 @@ PATTERNS = ("*.md", "docs/*.md", "docs/*.ipynb", "data/README.md")
 DOCUMENTS = [path for pattern in PATTERNS for path in ROOT.glob(pattern)]
 COMMANDS = [
     re.split(r" [|<] ", line)[0]
-    for path in ("README.md", "docs/own_text.md", "docs/exercises.md", "docs/usage.md")
-    for document in [(ROOT / path).read_text(encoding="utf-8")]
+    for name in ("README", "docs/own_text", "docs/exercises", "docs/usage", "docs/research")
+    for document in [(ROOT / f"{name}.md").read_text(encoding="utf-8")]
     for block in re.findall(r"^```sh\n(.*?)^```|^\| `(.*?)`", document, re.DOTALL | re.MULTILINE)
     for line in "".join(block).splitlines()
     if re.match("python (?!-c |convert.py |train.py out/nano/)", line)  # two need nanoGPT's model
