@@ -143,8 +143,9 @@ def find(source: str, named_by: str = "") -> tuple[Path, list[Path]]:
             unread = describe_unread(location, ()) or "add one"
             raise DataError(f"{location}{named_by}: contains no .txt file; {unread}")
     names = {entry.name: str(entry) for entry in as_on_disk(path.parent).glob("*")}
-    existing = "name an existing file or folder, or a URL; several need the option once for each"
-    hint = did_you_mean(path.name, names, existing)
+    hint = did_you_mean(path.name, names, "name an existing file or folder, or a URL")
+    if "," in source:
+        hint = "several texts need the option once for each"
     raise DataError(f"{source}{named_by}: no such file or folder; {hint}")
 
 

@@ -95,7 +95,7 @@ WRONG_OPTIONS = {  # of train.py: words of the message
     "my.yaml --resume --overwrite": "contradict each other",
     "my.yaml --compile true": "an option is --key=value, such as --compile=true",
     "my.yaml --sources a.txt b.txt": "several texts are --sources=A --sources=B; a pattern needs",
-    "my.yaml --overwrite --sources=book.txt,b.txt": "several need the option once for each",
+    "my.yaml --overwrite --sources=book.txt,b.txt": "several texts need the option once for each",
     "book.txt": "is no .yaml file; a run is named by its folder, a text by configs/mytext.yaml",
     "my.yaml out/book": "takes one config file or run folder",
     "out/book --minutes=1": "--minutes does not apply to a run folder",
