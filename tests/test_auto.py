@@ -9,8 +9,6 @@ import torch
 from configs.schema import Config, ModelConfig, TrainConfig
 from data.batches import Split
 from model.attention import KERNELS, MultiHeadAttention, fastest_kernel
-from storage.checkpoint import LAST, load_checkpoint
-from tests.runs import train
 from tests.texts import load, write
 from training.state import resolve
 
@@ -55,13 +53,3 @@ def test_auto_kernel(device, dtype, tokens, kernel, monkeypatch):
         layer = MultiHeadAttention(8, 2, kernel="auto").to(dtype)
         layer(torch.zeros(1, tokens, 8, dtype=dtype))
         assert called == [kernel]
-
-
-def test_auto_in_a_checkpoint(options, tmp_path):
-    """Numbers for dropout and interval, and the words for what depends on the machine."""
-    words = ["--dropout=auto", "--eval_interval=auto", "--kernel=auto", "--device=auto"]
-    code, output = train(*options, *words, "--n_embd=32", f"--out_dir={tmp_path / 'run'}")
-    assert code == 0, output
-    settings = load_checkpoint(tmp_path / "run" / LAST).settings
-    assert (settings.model.dropout, settings.train.eval_interval) == (0.0, 10)
-    assert (settings.model.kernel, settings.device) == ("auto", "auto")

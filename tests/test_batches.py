@@ -1,7 +1,6 @@
 """Batches: each character once an epoch, in an order that depends on the seed and the step."""
 
 import numpy as np
-import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -93,20 +92,6 @@ def test_evaluation_covers_everything(lengths, block_size, batch_size):
             assert start < row[0] and row[-1] < end
         targets.append(y.ravel())
     assert np.sort(np.concatenate(targets)).tolist() == targets_of(split)
-
-
-@pytest.mark.parametrize("lengths", [1000, 1001, [40, 35, 10] * 20])
-def test_sample_of_a_split(lengths):
-    """Of a text windows, of a list whole items, from its start to its end."""
-    split = split_of(lengths)
-    documents = split.evenly_spaced(500, block_size=16).documents.tolist()
-    if isinstance(lengths, list):
-        assert all(document in split.documents.tolist() for document in documents)
-    else:
-        assert {end - start - 1 for start, end in documents} == {16}
-    assert (documents[0][0], documents[-1][1]) == (split.documents[0][0], split.documents[-1][1])
-    assert abs(sum(end - start - 1 for start, end in documents) - 500) <= 40
-    assert len(split.evenly_spaced(0, block_size=16).documents) == 1
 
 
 @settings(deadline=None)

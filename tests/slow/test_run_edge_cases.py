@@ -46,10 +46,11 @@ def test_save_every_minute(train_run, monkeypatch):
 
 def test_longer_run_keeps_what_auto_was(options, tmp_path):
     """Unless options choose it anew."""
-    run, anew = tmp_path / "run", ["--dropout=auto", "--eval_interval=auto"]
+    run, anew = tmp_path / "run", ["--dropout=auto", "--eval_interval=auto", "--device=auto"]
     words = ["--batch_size=16", "--n_embd=32", *anew, "--max_iters=10", f"--out_dir={run}"]
     assert train(*options, *words)[0] == 0
     for more, expected in (["--max_iters=12"], (0, 10)), (["--max_iters=120", *anew], (0.2, 12)):
         assert train(run, *more)[0] == 0
         settings = load_checkpoint(run / LAST).settings
         assert (settings.model.dropout, settings.train.eval_interval) == expected
+        assert settings.device == "auto"  # what depends on the machine stays a word
