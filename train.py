@@ -41,7 +41,7 @@ from configs.schema import Config, TrainConfig
 from data.batches import IGNORE_INDEX
 from data.corpus import Corpus, load_corpus
 from model.gpt import cross_entropy
-from storage.checkpoint import LAST, load_checkpoint, load_for_sampling, restore, restore_weights
+from storage.checkpoint import load_for_resume, load_for_sampling, restore, restore_weights
 from storage.folder import Saver
 from storage.log import Log, say_start
 from training.device import Runtime, select_runtime
@@ -76,7 +76,7 @@ def build_run(command: TrainCommand, world: World) -> Run:
     # what it starts from: its own checkpoint, that of another model, or nothing
     checkpoint = None
     if command.mode == "resumed":
-        checkpoint = load_checkpoint(command.folder / LAST)
+        checkpoint = load_for_resume(command.folder)
     elif command.mode == "fine-tuned":
         checkpoint = load_for_sampling(command.init_from)
 

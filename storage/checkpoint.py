@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from common.console import CheckpointError
-from common.files import BEST, LAST, SETTINGS_FILE, expand_home, holds_run, script_command
+from common.files import BEST, LAST, SETTINGS_FILE, expand_home, files_of_run, script_command
 from common.messages import first_few
 from configs.schema import Config, flat, from_flat
 from data.tokenizer import CharTokenizer
@@ -179,7 +179,7 @@ def check_text(text: Mapping[str, str | None], run: Run) -> None:
     if not changed:
         return
     folder = expand_home(run.settings.out_dir)
-    new = next(f"{folder}-{n}" for n in count(2) if not holds_run(Path(f"{folder}-{n}")))
+    new = next(f"{folder}-{n}" for n in count(2) if not files_of_run(Path(f"{folder}-{n}")))
     words = [folder / SETTINGS_FILE, f"--init_from={folder}", f"--out_dir={new}"]
     for name in changed:
         words += [f"--{name}={source}" for source in getattr(run.settings.data, name)]
@@ -206,13 +206,16 @@ def to_bytes(checkpoint: Checkpoint) -> bytes:
     """Return the bytes of a checkpoint's file, for `write_atomic`."""
     parts = json.dumps(asdict(replace(checkpoint, tensors={}, path=None)))
     tensors = {name: tensor.float().cpu() for name, tensor in checkpoint.tensors.items()}
-    return safetensors.torch.save(
-        tensors, {FORMAT: parts, "sha256": checkpoint_digest(parts, tensors)}
-    )
+    metadata = {FORMAT: parts, "sha256": checkpoint_digest(parts, tensors)}
+    return safetensors.torch.save(tensors, metadata)
 
 
-def load_checkpoint(path: Path) -> Checkpoint:
-    """Load a checkpoint; raise CheckpointError if it is missing, damaged or of another program."""
+def load_checkpoint(path: Path, remedy: str = "") -> Checkpoint:
+    """Load a checkpoint file.
+
+    Raises CheckpointError, which ends with the `remedy`, if the file is missing, damaged or of
+    another program.
+    """
     try:
         # read once, not mapped: Windows and some network drives do not replace a mapped file
         content = path.read_bytes()
@@ -225,9 +228,11 @@ def load_checkpoint(path: Path) -> Checkpoint:
         parts["settings"] = from_flat(flat(parts["settings"]))
         parts["progress"] = Progress(**parts["progress"])
         return Checkpoint(**parts)
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path}: missing{remedy}") from error
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
-            f"{path}: not a Hornbook checkpoint of this version, or damaged ({error})"
+            f"{path}: not a Hornbook checkpoint of this version, or damaged ({error}){remedy}"
         ) from error
 
 
@@ -240,16 +245,25 @@ def checkpoint_digest(parts: str, tensors: Tensors) -> str:
     return sha256.hexdigest()
 
 
+def load_for_resume(folder: Path) -> Checkpoint:
+    """Load the newest state of a run.
+
+    Raises CheckpointError; if there are only weights, it names the way to train a new run from
+    them.
+    """
+    remedy = ""
+    if (folder / BEST).is_file():
+        command = script_command("train.py", "CONFIG", f"--init_from={folder}")
+        remedy = f"; to train a new run from the best weights: {command}"
+    return load_checkpoint(folder / LAST, remedy)
+
+
 def load_for_sampling(path: str | Path) -> Checkpoint:
     """Load the checkpoint that `find_checkpoint` finds.
 
     Raises CheckpointError; it names the newest weights if the best are damaged.
     """
     file = find_checkpoint(path)
-    try:
-        return load_checkpoint(file)
-    except CheckpointError as error:
-        last = file.with_name(LAST)
-        if file.name != BEST or not last.is_file():
-            raise
-        raise CheckpointError(f"{error}; the newest weights are in {last}") from error
+    last = file.with_name(LAST)
+    has_last = file.name == BEST and last.is_file()
+    return load_checkpoint(file, f"; the newest weights are in {last}" if has_last else "")

@@ -17,8 +17,9 @@ from tqdm import tqdm
 from common.console import say
 from common.files import METRICS, runs_near, script_command, shell_command
 from common.messages import counted, first_few, printable, quoted_character
-from configs.command import TrainCommand, to_yaml
+from configs.command import ARCHITECTURE, TrainCommand, to_yaml
 from configs.fields import format_escapes
+from configs.schema import flat_settings
 from data.corpus import length_advice
 from model.parameters import parameter_count
 from storage.checkpoint import Checkpoint
@@ -59,6 +60,12 @@ def say_start(command: TrainCommand, checkpoint: Checkpoint | None, run: Run) ->
         return
 
     say(f"the architecture is that of {checkpoint.path}")
+    in_file, settings = command.settings_in_file, flat_settings(run.settings)
+    ignored = [f"{n} {v}" for n, v in in_file.items() if n in ARCHITECTURE and v != settings[n]]
+    if ignored:
+        rope = "block_size" in in_file and settings["positions"] == "rope"
+        hint = "; as an option, block_size counts" if rope else ""
+        say(f"note: of {command.config_file}, these do not count: {', '.join(ignored)}{hint}")
     if new := run.corpus.tokenizer.vocabulary[len(checkpoint.vocabulary) :]:
         say(f"new characters ({len(new):,}): {first_few(map(quoted_character, new))}")
     say("note: on text that this parent was trained on, the validation loss is too low")

@@ -74,11 +74,14 @@ def test_fixed_setting_is_refused(changed, way, uninterrupted):
 
 def test_init_from_keeps_the_architecture(options, uninterrupted, tmp_path):
     """Whatever the config says, or leaves at its default, as the recipe for small texts does."""
-    words = ["configs/mytext_small.yaml", options[-1], "--max_iters=2", "--sample_chars=0"]
-    new = tmp_path / "new"
+    new, config = tmp_path / "new", tmp_path / "mine.yaml"
+    recipe = (ROOT / "configs/mytext_small.yaml").read_text()
+    config.write_text(f"{recipe}block_size: 32\n")
+    words = [config, options[-1], "--max_iters=2", "--sample_chars=0"]
     code, output = train(*words, f"--init_from={uninterrupted}", f"--out_dir={new}")
     assert code == 0, output
     assert f"the architecture is that of {uninterrupted / BEST}\n" in output
+    assert f"note: of {config}, these do not count: n_layer 3, block_size 32\n" in output
     assert (
         output.count(
             "note: on text that this parent was trained on, the validation loss is too low"
@@ -91,8 +94,8 @@ def test_init_from_keeps_the_architecture(options, uninterrupted, tmp_path):
     assert all(now[name] == then[name] for name in ARCHITECTURE)
 
 
-def test_init_from_with_a_longer_context(train_run, options, tmp_path):
-    """With rope, it gives the same loss."""
+def test_init_from_with_a_longer_context(train_run, options, tmp_path, capsys):
+    """With rope, it gives the same loss; only an option changes it."""
     assert train_run("--positions=rope", "--max_iters=4")[0] == 0
     found = []
     for size in (16, 64):
@@ -101,6 +104,7 @@ def test_init_from_with_a_longer_context(train_run, options, tmp_path):
         assert run.model.config.block_size == size
         windows = evaluation_windows(run.corpus.val, 16, 4)
         found.append(exact_loss(run.model, windows, run.runtime))
+        assert "block_size 32; as an option, block_size counts\n" in capsys.readouterr().out
     assert found[0] == found[1]
 
 

@@ -76,6 +76,29 @@ def test_last_stands_in_for_best(folder):
     assert load_for_sampling(folder).path == folder / LAST
 
 
+@pytest.mark.parametrize("is_there", [False, True])
+def test_damaged_best_names_last(is_there, folder):
+    (folder / BEST).write_bytes(b"")
+    if not is_there:
+        (folder / LAST).unlink()
+    advice = f"; the newest weights are in {folder / LAST}"
+    assert error_message(load_for_sampling, folder).endswith(advice) == is_there
+
+
+@pytest.mark.parametrize("fault", ["missing", "not a Hornbook checkpoint of this version"])
+def test_resume_without_last_names_best(fault, folder):
+    """Missing, as after convert.py, or damaged."""
+    (folder / LAST).unlink()
+    if fault != "missing":
+        (folder / LAST).touch()
+    message = error_message(build, folder)
+    assert message.startswith(f"{folder / LAST}: {fault}")
+    advice = r"; to train a new run from the best weights: .*train\.py CONFIG --init_from=(.*)"
+    assert re.search(advice, message)[1] == str(folder)
+    config = "configs/smoke.yaml"
+    assert build(config, f"--init_from={folder}", f"--out_dir={folder}2").progress.step == 0
+
+
 @pytest.mark.parametrize("path", ["out", "out/typo"])
 def test_missing_checkpoint_names_the_runs(path, folder, tmp_path, monkeypatch):
     (tmp_path / "out").mkdir()

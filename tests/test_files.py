@@ -60,6 +60,14 @@ def test_save_calls(tmp_path, monkeypatch):
     assert system.calls == CALLS and (tmp_path / LAST).read_bytes() == OLD
 
 
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.EOPNOTSUPP], ids=errno.errorcode.get)
+def test_save_without_fsync(code, tmp_path, monkeypatch):
+    """On a drive that cannot, the file is there all the same."""
+    System(monkeypatch, OSError(code, "no fsync here"), CALLS.index("fsync"))
+    save(tmp_path, NEW)
+    assert (tmp_path / LAST).read_bytes() == NEW
+
+
 @pytest.mark.parametrize("fatal", range(len(CALLS)))
 @pytest.mark.parametrize("fault", [OSError(errno.ENOSPC, "No space left"), Killed()], ids=repr)
 def test_save_fails(fault, fatal, tmp_path, monkeypatch):

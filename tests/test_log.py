@@ -68,7 +68,7 @@ def test_log_values(uninterrupted):
 def test_log_after_kill(options, uninterrupted, tmp_path, monkeypatch):
     """Nothing that was logged is lost; the resumed log is that of a run without a kill.
 
-    metrics.csv is only appended to, even if its last row was cut.
+    metrics.csv is only appended to, even if its last row was cut; each row ends with a newline.
     """
 
     def slow(*arguments):
@@ -79,12 +79,16 @@ def test_log_after_kill(options, uninterrupted, tmp_path, monkeypatch):
         patch.setattr(gfile.LocalFileSystem, "append", slow)
         run = train_and_copy(tmp_path / "run", 11, *options)  # a copy is what a kill leaves
     assert [step for step, _ in scalars(run)["train/loss"]] == list(range(1, 12))
-    before = (run / METRICS).read_text() + "12,1.5,3.14"
+    before = (run / METRICS).read_text()
+    assert before.endswith("\n")
+    before += "12,1.5,3.14"
     (run / METRICS).write_text(before)
     assert train(run)[0] == 0
     assert same_runs(run, uninterrupted) and rows_of(run) == rows_of(uninterrupted)
     # goes on after the last save, in step 6
     assert (run / METRICS).read_text().startswith(f"{before}\n7,")
+    last_row = (run / METRICS).read_text().splitlines()[-1]
+    assert 1.5 <= float(last_row.split(",")[1]) < 2  # the minutes go on too
 
 
 def test_log_after_the_clock_went_back(options, tmp_path):

@@ -2,7 +2,9 @@
 command that is printed runs as it is.
 """
 
+import errno
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -31,6 +33,25 @@ def test_folder_in_use(options, run):
         code, output = train(*options)
         assert code == 2 and f"out_dir: {run} is in use by another process; " in output
     assert train(*options)[0] == 0
+
+
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK], ids=errno.errorcode.get)
+def test_folder_on_a_drive_without_locks(code, options, run, monkeypatch):
+    """A note, and the run; no file is left that would lock the folder after a kill."""
+    error = OSError(code, "no locks available")
+    monkeypatch.setattr("fcntl.flock", raised(error))
+    for _ in range(2):
+        code, output = train(*options, "--overwrite")
+        assert code == 0, output
+        assert f"note: {run}: no locks on this drive (no locks available); " in output
+
+
+@pytest.mark.parametrize("place", ["file", "file/run"])
+def test_folder_that_cannot_be_made(place, options, tmp_path):
+    (tmp_path / "file").touch()
+    code, output = train(*options, f"--out_dir={tmp_path / place}")
+    line = rf"error: out_dir: {tmp_path / place}: (File exists|Not a directory); .*--out_dir\n"
+    assert code == 2 and re.fullmatch(line, output)
 
 
 def test_folder_is_overwritten_on_request(options, run):
