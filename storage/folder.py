@@ -25,34 +25,6 @@ SETTINGS_HEADER = b"# All settings of this run. train.py replaces a file that be
 SAVE_SECONDS = 60  # a kill costs a minute of work
 
 
-<<<<<<< HEAD
-=======
-def locked(folder: Path) -> AbstractContextManager:
-    """Create a run folder if necessary, and lock it for this process; leaving the block unlocks it.
-
-    The system's lock ends with the process, even if that is killed. On a drive without locks, a
-    note says so. Raises ResourceError if another process has the lock, or for a folder that cannot
-    be made or written in.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        # a soft lock is a file: after a kill, it would lock the folder for every other machine
-        return FileLock(folder / ".lock", timeout=0, fallback_to_soft=False).acquire()
-    except Timeout:
-        raise ResourceError(
-            f"out_dir: {folder} is in use by another process; wait for it, stop it or choose "
-            "another --out_dir"
-        ) from None
-    except OSError as error:
-        if error.filename:  # of the folder, or of the file to be locked
-            raise ResourceError(
-                f"out_dir: {folder}: {error.strerror}; choose another --out_dir"
-            ) from error
-        say(f"note: {folder}: no locks on this drive ({error.strerror}); start one run at a time")
-        return nullcontext()
-
-
->>>>>>> bdb7eca (A resume without last, a damaged best, a fine-tuned config: the message names what is there and what counts; a drive without locks)
 def write_settings(folder: Path, settings: Config) -> None:
     """Write config.yaml, for people: a resume reads the checkpoint. One of a person stays."""
     path = folder / files.SETTINGS_FILE

@@ -100,11 +100,12 @@ def test_init_from_with_a_longer_context(train_run, options, tmp_path, capsys):
     found = []
     for size in (16, 64):
         start = [f"--init_from={tmp_path / 'run'}", f"--out_dir={tmp_path / 'new'}"]
-        run = build(*options, *start, "--positions=rope", f"--block_size={size}")
+        recipe = "configs/shakespeare.yaml"
+        run = build(recipe, *options[1:], *start, "--positions=rope", f"--block_size={size}")
         assert run.model.config.block_size == size
         windows = evaluation_windows(run.corpus.val, 16, 4)
         found.append(exact_loss(run.model, windows, run.runtime))
-        assert "block_size 32; as an option, block_size counts\n" in capsys.readouterr().out
+        assert "block_size 512; as an option, block_size counts\n" in capsys.readouterr().out
     assert found[0] == found[1]
 
 
