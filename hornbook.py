@@ -12,10 +12,17 @@ letters in the comments are the sizes of tensors:
 
 The settings are those of configs/shakespeare.yaml, and a test checks that train.py computes the
 same losses from them. Each heading names the full version of its part.
+
+A plain GPT leaves out three things. Each character also embeds the two before it (N_PREVIOUS),
+which lowers the loss. QK-norm (`rms_norm`) and a soft cap bound scores and logits, so that a high
+learning rate is safe. docs/gpt.md, sections 4 and 5, explains all three; docs/research.md measures
+them.
 """
 
 import argparse
 import math
+import os
+import sys
 from itertools import count, islice
 from pathlib import Path
 
@@ -49,18 +56,37 @@ SEED = 1337
 # ---- the text: data/text.py ----------------------------------------------------------------------
 def read(paths):
     """Return the vocabulary, the training ids, and the validation ids: each text's last tenth."""
-    texts = [Path(path).read_text(encoding="utf-8-sig") for path in paths]
+    texts = []
+    for path in paths:
+        try:
+            texts.append(Path(os.path.expanduser(path)).read_text(encoding="utf-8-sig"))
+        except OSError as error:
+            fail(f"{path}: {error.strerror}; name a .txt file")
+        except UnicodeDecodeError:
+            fail(f"{path}: not UTF-8; convert it: iconv -f cp1252 -t UTF-8 OLD > NEW")
+    if len(texts) > 1:  # the last line of one must not run into the first line of the next
+        texts = [text.removesuffix("\n") + "\n" for text in texts if text]
     vocabulary = sorted(set("".join(texts)))
     id_of = {character: i for i, character in enumerate(vocabulary)}
     train_text = "".join(text[: int(0.9 * len(text))] for text in texts)
     val_text = "".join(text[int(0.9 * len(text)) :] for text in texts)
+    if min(len(train_text), len(val_text), len(vocabulary)) < 2:
+        fail(f"{paths[0]}: too few characters, or all the same; name a longer text")
     train_ids, val_ids = (torch.tensor([id_of[c] for c in text]) for text in (train_text, val_text))
     return vocabulary, train_ids, val_ids
+
+
+def fail(mistake):
+    """End the program with one line and exit code 2."""
+    print(f"error: {mistake}", file=sys.stderr)
+    sys.exit(2)
 
 
 # ---- the batches: data/batches.py ----------------------------------------------------------------
 def windows(length, epoch):
     """Return windows (start, end), shuffled, that cover range(length) once."""
+    if length <= BLOCK_SIZE:
+        return [(0, length)]
     rng = np.random.RandomState((SEED, epoch))
     first_cut = 1 + int(BLOCK_SIZE * rng.random_sample())  # random: other windows in each epoch
     n = math.ceil(length / BLOCK_SIZE) + 1  # those at the ends may be short, the last one empty
@@ -130,8 +156,8 @@ class Block(nn.Module):
         start = cached[0].size(2)  # the position of the first new character
         q, k = rotate(q, start), rotate(k, start)  # now scores depend on relative positions
         cached[:] = torch.cat([cached[0], k], dim=2), torch.cat([cached[1], v], dim=2)
-        gathered = attention(q, *cached).transpose(1, 2).flatten(2)  # (B, T, C): heads side by side
-        x = x + self.out_proj(gathered)
+        y = attention(q, *cached).transpose(1, 2).flatten(2)  # (B, T, C): heads side by side
+        x = x + self.out_proj(y)
         hidden = F.relu(self.up(self.mlp_norm(x))).square()  # (B, T, 4C)
         return x + self.down(hidden)
 
@@ -186,8 +212,8 @@ def orthogonalize(X):
     tall = X.size(0) > X.size(1)
     X = X.mT if tall else X  # so that X X^T is the smaller product
     X = X / (torch.linalg.matrix_norm(X) + 1e-7)  # no singular value is above 1
-    for _ in range(5):  # each singular value z becomes 3.4445 z - 4.7750 z^3 + 2.0315 z^5
-        A = X @ X.mT
+    for _ in range(5):  # each singular value z becomes 3.4445 z - 4.7750 z^3 + 2.0315 z^5:
+        A = X @ X.mT  # docs/gpt.md, section 7, says why these constants
         X = 3.4445 * X + (-4.7750 * A + 2.0315 * A @ A) @ X
     return X.mT if tall else X
 
@@ -230,8 +256,8 @@ def train(model, ids, max_iters):
     # Muon moves the matrices of the blocks, AdamW all the rest
     averages = {p: torch.zeros_like(p) for p in model.blocks.parameters() if p.dim() == 2}
     tables = [p for p in model.parameters() if p.dim() == 2 and p not in averages]
-    vectors = [p for p in model.parameters() if p.dim() == 1]  # of the LayerNorms
-    groups = [{"params": tables}, {"params": vectors, "weight_decay": 0.0}]
+    norm_weights = [p for p in model.parameters() if p.dim() == 1]
+    groups = [{"params": tables}, {"params": norm_weights, "weight_decay": 0.0}]
     adamw = torch.optim.AdamW(groups, betas=ADAMW_BETAS, weight_decay=WEIGHT_DECAY)
 
     losses, endless, bar = [], batches(ids), tqdm(range(max_iters))
@@ -256,18 +282,25 @@ def train(model, ids, max_iters):
 def main(paths, max_iters):
     """Train on texts; print the loss on what was held out, and a sample."""
     vocabulary, train_ids, val_ids = read(paths)
+    print(f"training on {len(train_ids):,} characters of {', '.join(map(str, paths))}")
     model = GPT(len(vocabulary))
     train(model, train_ids, max_iters)
+    print(f"validating on {len(val_ids):,}")
     print(f"validation loss {validation_loss(model, val_ids):.4f}\n")
     for character in generate(model, vocabulary, BLOCK_SIZE - 1):
         print(character, end="", flush=True)
 
 
 if __name__ == "__main__":
+    if hasattr(sys.stdout, "reconfigure"):  # not that of a notebook
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal may lack a character
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("texts", nargs="*", metavar="TEXT", help="default: those in data/")
     parser.add_argument("--max_iters", type=int, default=MAX_ITERS, help=f"default: {MAX_ITERS}")
+    parser.error = fail
     options = parser.parse_args()
+    if options.max_iters < 1:
+        fail(f"--max_iters: {options.max_iters}; name 1 or more")
     data = Path(__file__).parent / "data"
     texts = options.texts or list(data.glob("tinyshakespeare/input.txt"))  # train.py downloads it
     main(texts or sorted(data.glob("plays/*.txt")), options.max_iters)
