@@ -13,10 +13,9 @@ letters in the comments are the sizes of tensors:
 The settings are those of configs/shakespeare.yaml, and a test checks that train.py computes the
 same losses from them. Each heading names the full version of its part.
 
-A plain GPT leaves out three things. Each character also embeds the two before it (N_PREVIOUS),
-which lowers the loss. QK-norm (`rms_norm`) and a soft cap bound scores and logits, so that a high
-learning rate is safe. docs/gpt.md, sections 4 and 5, explains all three; docs/research.md measures
-them.
+A plain GPT has no embeddings of previous characters, no QK-norm (`rms_norm`) and no soft cap. The
+first lower the loss, the others allow a high learning rate. docs/gpt.md, sections 4 and 5, explains
+all three; docs/research.md measures them.
 """
 
 import argparse
