@@ -8,24 +8,20 @@ import re
 import pytest
 
 from common.console import ConfigError, UserError
-from common.messages import printable
 from configs.command import (
     TRAIN_SECTIONS,
     parse_sample_options,
     parse_train,
     read_config,
-    to_yaml,
 )
 from configs.fields import fields_of
 from configs.schema import (
     FIELDS,
     Config,
-    DataConfig,
     ModelConfig,
     SampleConfig,
     find_setting,
     flat_settings,
-    from_flat,
 )
 from storage.checks import check_disk, locked
 from tests.conftest import ROOT, run_command
@@ -171,11 +167,6 @@ def test_wrong_option_of_sample(words):
     assert WRONG_SAMPLES[words] in error_message(parse_sample_options, words.split())
 
 
-@pytest.mark.parametrize("wrong", [{"n_heads": 2}, {"seed": None}, {"dtype": "half"}], ids=str)
-def test_wrong_settings_of_a_checkpoint(wrong):
-    assert next(iter(wrong)) in error_message(from_flat, wrong)
-
-
 def test_name_that_is_not_utf_8():
     message = error_message(parse_train, ["my.yaml", "--sources", os.fsdecode(b"caf\xe9.txt")])
     assert message.startswith("sources must be ") and message.endswith(r"is 'caf\udce9.txt'")
@@ -235,15 +226,6 @@ def test_print_config_is_a_config(path, capsys):
         parse_train([str(path), "--n_layer=5", "--print-config"])
     again = parse_train([write("again.yaml", capsys.readouterr().out)]).config
     assert again == parse_train([str(path), "--n_layer=5"]).config
-
-
-def test_yaml_of_special_characters():
-    special = "\t\n\r\x1b\x85\xa0\u2028\u202e\ufeff\U0001f3ad#':,-"
-    for text in [*special, "null", "1e3", "a: b", " a ", "а\nб"]:
-        config = Config(DataConfig(separator=text))
-        shown = to_yaml(config)
-        assert all(printable(line) == line for line in shown.split("\n"))
-        assert parse_train([write("again.yaml", shown)]).config.data == config.data
 
 
 @pytest.mark.parametrize(

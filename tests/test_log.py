@@ -164,11 +164,3 @@ def test_console_of_a_run(uninterrupted):
     assert re.fullmatch(r"best validation loss \d\.\d{4} at step 24; now try:", best)
     assert re.fullmatch(rf"  \S+ \S*sample\.py --ckpt {run}", sample)
     assert re.fullmatch(rf"  \S+ -m tensorboard\.main --logdir {run.parent}", tensorboard)
-
-
-def test_console_has_a_bar(train_run, monkeypatch):
-    terminal = io.StringIO()
-    terminal.isatty = lambda: True
-    monkeypatch.setattr("sys.stderr", terminal)
-    assert train_run()[0] == 0
-    assert re.search(r"24/24 .* left, loss .* char/s", terminal.getvalue())

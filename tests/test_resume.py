@@ -161,13 +161,6 @@ def test_resume_with_another_text(name, new, train_run, tmp_path):
     assert f"--out_dir={tmp_path / 'run-3'}" in train(run, f"--{name}={other}")[1]
 
 
-def test_resume_with_new_val_sources(stopped, tmp_path):
-    """Text that was held out is not trained on later."""
-    (tmp_path / "val.txt").write_text("another text")
-    code, output = train(stopped, f"--val_sources={tmp_path / 'val.txt'}")
-    assert code == 2 and output.startswith("error: val_sources: not the text of this run, by its ")
-
-
 def test_resume_with_a_text_that_has_moved(stopped, uninterrupted, tmp_path):
     """An option says where it is, and a later resume remembers that."""
     moved = tmp_path / "text2.txt"
