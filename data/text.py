@@ -11,7 +11,7 @@ import codecs
 import hashlib
 import os
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from http.client import HTTPException
@@ -71,9 +71,8 @@ def read_text(
     be read.
     """
     locations, files = [], {}
-    urls = map(TEXT_URL.fullmatch, sources)
     try:
-        paths = [str(fetch(url)) if url else s for s, url in zip(sources, urls, strict=True)]
+        paths = [str(fetch(s)) if TEXT_URL.fullmatch(s) else s for s in sources]
         for location, found in find_sources(paths, option):
             locations.append(location)
             for file in found:  # a file that two sources reach counts once, at its first place
@@ -178,12 +177,12 @@ def describe_unread(folder: Path, read: Collection[str]) -> str:
     return f'not read: {unread}; a pattern reads more: "{folder}/**/*{suffix}"'
 
 
-def fetch(url: re.Match) -> Path:
+def fetch(source: str) -> Path:
     """Return the file of a URL, downloaded unless it is there; both must have the right SHA-256.
 
     It is data/NAME/input.txt; NAME is that of the URL's file, or of its folder for an input.txt.
     """
-    address, folder, file, sha256 = url.groups()
+    address, folder, file, sha256 = TEXT_URL.fullmatch(source).groups()
     stem = Path(file).stem
     path = resolve_bundled(Path("data", folder if stem == "input" else stem, "input.txt"))
     if path.exists():
@@ -216,10 +215,11 @@ def decode_files(files: Iterable[Path], encoding: str) -> tuple[list[str], list[
     All line ends become a newline. A byte order mark overrides `encoding` and is removed. Raises
     DataError, with one line for all of them, if files are no text.
     """
-    contents, faults, advice, doubtful = [], [], "", defaultdict(list)
+    contents, faults, advice, doubtful = [], [], "", []
     for file in files:
         content = file.read_bytes()
-        codec = next((BOMS[bom] for bom in BOMS if content.startswith(bom)), encoding)
+        bom = next(filter(content.startswith, BOMS), b"")
+        codec = BOMS.get(bom, encoding)
         try:
             text = universal_newlines(content.decode(codec)).removeprefix("\ufeff")  # the mark
             if codec != "utf-8":
@@ -232,6 +232,8 @@ def decode_files(files: Iterable[Path], encoding: str) -> tuple[list[str], list[
         remedy = OTHER_ENCODING
         if kind := next((NO_TEXT[start] for start in NO_TEXT if content.startswith(start)), ""):
             fault, remedy = f"is {kind}", "convert it to text first"
+        elif bom:
+            remedy = "it is damaged; save it again, in UTF-8"
         elif fault and b"\0" in content:  # in UTF-16, spaces and newlines have one
             order = "be" if content[::2].count(0) > content[1::2].count(0) else "le"
             remedy = f"if it is UTF-16: --encoding=utf-16-{order}; else convert it to text first"
@@ -240,20 +242,17 @@ def decode_files(files: Iterable[Path], encoding: str) -> tuple[list[str], list[
             advice = advice or remedy
         else:
             contents.append(text)
-            if codec == encoding != "utf-8" and (other := likelier_encoding(content, text)):
-                doubtful[other].append(str(file))
+            if not bom and encoding != "utf-8" and (other := likelier_encoding(content, text)):
+                doubtful.append(f"{file} may be {other}")
     if faults:
         count = f"{len(faults):,} of {len(faults) + len(contents):,} files cannot be read: "
         raise DataError(f"{count * (len(faults) > 1)}{first_few(faults)}; {advice}")
-    return contents, [
-        f"read as {encoding}, but --encoding={other} seems right for {first_few(names)}"
-        for other, names in doubtful.items()
-    ]
+    return contents, [f"{encoding} seems wrong: {first_few(doubtful)}"] * bool(doubtful)
 
 
 def likelier_encoding(content: bytes, text: str) -> str:
     """Return the encoding that bytes seem to have, unless they were read as `text` in it; or ""."""
-    utf8 = universal_newlines(content.decode("utf-8-sig", "replace"))
+    utf8 = universal_newlines(content.decode("utf-8", "replace"))
     if content.isascii() or utf8 == text:
         return ""
     if "\ufffd" not in utf8:

@@ -165,7 +165,7 @@ DOUBTED = {  # bytes, encoding, the encoding that a note names
 def test_text_note_on_its_encoding(name):
     content, encoding, other = DOUBTED[name]
     write("a/1.txt", content), write("a/2.txt", "ASCII"), write("a/3.txt", content)
-    note = f"read as {encoding}, but --encoding={other} seems right for a/1.txt, a/3.txt"
+    note = f"{encoding} seems wrong: a/1.txt may be {other}, a/3.txt may be {other}"
     assert find("a", encoding=encoding).notes == [note] * bool(other)
 
 
@@ -182,7 +182,7 @@ REFUSED = {  # files, source, words of the error
     "not UTF-8": ({"a.txt": b"a\r\nb\ncaf\xe9 \xe0\n"}, "a.txt",
                   f"a.txt: not UTF-8 at byte 8, line 3; {OTHER}"),
     "mark of UTF-8": ({"a.txt": b"\xef\xbb\xbfone\ntwo \xff"}, "a.txt",
-                      "not UTF-8 at byte 11, line 2; "),
+                      "not UTF-8 at byte 11, line 2; it is damaged; save it again, in UTF-8"),
     "some files": ({f"a/{n}.txt": b"\n\xe9t\xe9" if n % 5 == 0 else "schön" for n in range(10, 50)},
                    "a", "8 of 41 files cannot be read: a/10.txt: not UTF-8 at byte 1, line 2, a"),
     "UTF-16": ({"a.txt": "Ein Satz.\n".encode("utf-16-be")}, "a.txt",
