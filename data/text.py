@@ -62,9 +62,7 @@ class Text:
     sha256: str
 
 
-def read_text(
-    sources: tuple[str, ...], encoding: str, option: str = "", fallback: str = ""
-) -> Text:
+def read_text(sources: Sequence[str], encoding: str, option: str = "", fallback: str = "") -> Text:
     """Read all of some sources as one text; if a download fails, read the `fallback` instead.
 
     Raises DataError for a source that is missing, with the `option` that names it, or that cannot
@@ -102,7 +100,7 @@ def read_text(
         books = [book + "\n" * (book[-1:] not in ("", "\n")) for book in books]
     path = locations[0].parent if locations[0].match("data/*/input.txt") else locations[0]
     more = f", and {len(sources) - 1} more" if len(sources) > 1 else ""
-    return Text(f"{path}{more}", books, notes, sources, digests[0].hexdigest())
+    return Text(f"{path}{more}", books, notes, tuple(sources), digests[0].hexdigest())
 
 
 def find_sources(sources: Sequence[str], option: str = "") -> list[tuple[Path, list[Path]]]:
@@ -129,9 +127,8 @@ def find(source: str, named_by: str = "") -> tuple[Path, list[Path]]:
             parts = location.relative_to(base).parts
             parts += ("*",) * (parts[-1] == "**")  # alone it would mean folders
             parts = [part if part == "**" else re.sub(r"\*+", "*", part) for part in parts]
-            pattern = "/".join(parts)
-            forms = {pattern, normalize("NFC", pattern), normalize("NFD", pattern)}
-            matches = {match for form in forms for match in base.glob(form)}
+            patterns = (normalize(form, "/".join(parts)) for form in ("NFC", "NFD"))
+            matches = {file for pattern in patterns for file in base.glob(pattern)}
         files = [file for file in matches if not file.is_dir()]
         files.sort(key=lambda file: ([normalize("NFC", part) for part in file.parts], file.parts))
         named = set(location.parts)  # what is hidden is only read where it is named
@@ -240,14 +237,16 @@ def decode_files(files: Iterable[Path], encoding: str) -> tuple[list[str], list[
         if fault:
             faults.append(f"{file}: {fault}")
             advice = advice or remedy
+            text = ""
         else:
             contents.append(text)
-            if not bom and encoding != "utf-8" and (other := likelier_encoding(content, text)):
-                doubtful.append(f"{file} may be {other}")
+        if not bom and encoding != "utf-8" and (other := likelier_encoding(content, text)):
+            doubtful.append(f"{file} may be {other}")
+    notes = [f"{encoding} seems wrong: {first_few(doubtful)}"] * bool(doubtful)
     if faults:
         count = f"{len(faults):,} of {len(faults) + len(contents):,} files cannot be read: "
-        raise DataError(f"{count * (len(faults) > 1)}{first_few(faults)}; {advice}")
-    return contents, [f"{encoding} seems wrong: {first_few(doubtful)}"] * bool(doubtful)
+        raise DataError("; ".join([count * (len(faults) > 1) + first_few(faults), *notes, advice]))
+    return contents, notes
 
 
 def likelier_encoding(content: bytes, text: str) -> str:
@@ -257,5 +256,5 @@ def likelier_encoding(content: bytes, text: str) -> str:
         return ""
     if "\ufffd" not in utf8:
         return "utf-8"
-    # no text has these control characters, which cp1252 has letters and quotes for
+    # where cp1252 has letters and quotes, latin-1 has control characters, which no text has
     return "cp1252" if re.search("[\x80-\x9f]", text) else ""

@@ -169,6 +169,13 @@ def test_text_note_on_its_encoding(name):
     assert find("a", encoding=encoding).notes == [note] * bool(other)
 
 
+def test_text_error_names_utf_8():
+    """Where another encoding was named, which lacks a byte of the text."""
+    message = error_message(DataError, write("a.txt", "“naïve”"), encoding="cp1252")
+    fault = "a.txt: not CP1252 at byte 11, line 1; cp1252 seems wrong: a.txt may be utf-8; "
+    assert message.startswith(fault)
+
+
 OTHER = "if all files have another encoding, train with --encoding=cp1252 (Western), "
 REFUSED = {  # files, source, words of the error
     "mistyped": ({"austen.txt": ""}, "austin.txt",
