@@ -5,7 +5,7 @@ as long as the run.
 """
 
 import os
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -29,9 +29,8 @@ def check_disk(command: TrainCommand) -> None:
     settings = in_file | command.overrides
     for option in ("sources", "val_sources"):
         find_sources(settings.get(option, ()), option)
-    # of several processes, the first one locks; a drive without locks is told of by `locked`
-    if os.environ.get("RANK", "0") == "0":
-        with suppress(OSError), lock(command.folder):
+    if os.environ.get("RANK", "0") == "0":  # of several processes, the first one locks
+        with locked(command.folder, note=False):  # train.py locks it again, and says that
             pass
 
 
@@ -58,23 +57,12 @@ def refuse_to_replace(command: TrainCommand) -> None:
     raise ConfigError(f"out_dir: {command.folder} {fault}, another --out_dir leaves it alone")
 
 
-def locked(folder: Path) -> AbstractContextManager:
-    """Lock a run folder as `lock` does, but on a drive without locks, only say so.
-
-    The system's lock ends with the process, even if that is killed.
-    """
-    try:
-        return lock(folder)
-    except OSError as error:
-        say(f"note: {folder}: no locks on this drive ({error.strerror}); start one run at a time")
-        return nullcontext()
-
-
-def lock(folder: Path) -> AbstractContextManager:
+def locked(folder: Path, *, note: bool = True) -> AbstractContextManager:
     """Create a run folder if necessary, and lock it; leaving the block unlocks it.
 
-    Raises ResourceError if another process has the lock, or for a folder that cannot be made or
-    written in, and OSError on a drive without locks.
+    The system's lock ends with the process, even if that is killed. On a drive without locks, a
+    `note` says so. Raises ResourceError if another process has the lock, or for a folder that
+    cannot be made or written in.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -82,12 +70,13 @@ def lock(folder: Path) -> AbstractContextManager:
         return FileLock(folder / ".lock", timeout=0, fallback_to_soft=False).acquire()
     except Timeout:
         raise ResourceError(
-            f"out_dir: {folder} is in use by another process; a folder has one writer at a time; "
-            "wait for that process, stop it or choose another --out_dir"
+            f"out_dir: {folder} is in use by another process; wait for it, stop it or choose "
+            "another --out_dir"
         ) from None
     except OSError as error:
-        if not error.filename:  # it is the lock that fails
-            raise
-        raise ResourceError(
-            f"out_dir: {folder}: {error.strerror}; choose another --out_dir"
-        ) from error
+        reason = error.strerror
+        if error.filename:  # of the folder, or of the file to be locked
+            raise ResourceError(f"out_dir: {folder}: {reason}; choose another --out_dir") from error
+        if note:
+            say(f"note: {folder}: no locks on this drive ({reason}); start one run at a time")
+        return nullcontext()
