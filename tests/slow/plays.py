@@ -1,4 +1,12 @@
-"""The page in docs/, made again with the present code: python -m tests.slow.plays"""
+"""The page in docs/, made again with the present code: python -m tests.slow.plays
+
+Its model comes from
+
+    python train.py configs/fast.yaml --sources=data/plays --block_size=128 --max_iters=1000 \\
+        --warmup_ratio=0.05 --cooldown_ratio=0.9 --learning_rate=0.02 \\
+        --muon_learning_rate=0.02 --muon_momentum=0.9 --eval_interval=250 --out_dir=out/plays
+    python sample.py --ckpt out/plays --html docs/plays.html
+"""
 
 import base64
 import json

@@ -3,7 +3,6 @@
 import base64
 import itertools
 import json
-import re
 import subprocess
 from dataclasses import asdict
 from pathlib import Path
@@ -16,7 +15,6 @@ import torch
 from data.tokenizer import CharTokenizer
 from model.generate import Sampler, window_start
 from page import export
-from tests.conftest import ROOT
 from tests.variants import CHOICES, random_model
 
 RECIPES = ("positions", "n_previous", "norm", "tie_weights", "qk_norm", "logit_softcap")
@@ -130,28 +128,3 @@ def test_js_filters():
         expected = Sampler(**settings).unnormalized_probs(np.array([logits], np.float32))[0]
         assert (np.array(probs) > 0).tolist() == (expected > 0).tolist()
         assert probs == pytest.approx(expected.tolist(), rel=1e-12)
-
-
-def test_page_of_the_plays_knows_them():
-    """By its loss on text that it did not train on. Its model comes from
-
-    python train.py configs/fast.yaml --sources=data/plays --block_size=128 --max_iters=1000 \\
-        --warmup_ratio=0.05 --cooldown_ratio=0.9 --learning_rate=0.02 \\
-        --muon_learning_rate=0.02 --muon_momentum=0.9 --eval_interval=250 --out_dir=out/plays
-    python sample.py --ckpt out/plays --html docs/plays.html
-    """
-    page = (ROOT / "docs" / "plays.html").read_text(encoding="utf-8")
-    text = (ROOT / "data" / "plays" / "orchard.txt").read_text()[-2000:]
-    scripts = dict(re.findall(r'<script [^>]*id="([\w-]+)">(.*?)</script>', page, re.DOTALL))
-    given = json.loads(scripts["data"]) | {"weights": scripts["weights"]}
-    ids = [given["vocabulary"].index(character) for character in text]
-    code = """
-    const [{ ids }, model, size] = [given, modelOf(given), given.config.block_size];
-    let nats = 0;
-    for (let start = 0; start < ids.length - 1; start += size) {
-      const window = readWindow(model, ids, start, Math.min(start + size, ids.length - 1));
-      for (const [n, logits] of window) nats += scoreCharacter(logits, ids[n]).nats;
-    }
-    return nats / (ids.length - 1);
-    """
-    assert len(page) < 2_500_000 and run_node(code, given | {"ids": ids}) < 1.35
