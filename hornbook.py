@@ -254,7 +254,7 @@ def train(model, ids, max_iters):
     """Train the model; return the loss of each step."""
     # Muon moves the matrices of the blocks, AdamW all the rest
     averages = {p: torch.zeros_like(p) for p in model.blocks.parameters() if p.dim() == 2}
-    tables = [p for p in model.parameters() if p.dim() == 2 and p not in averages]
+    tables = [p for p in model.parameters() if p.dim() == 2 and p not in averages]  # lm_head too
     norm_weights = [p for p in model.parameters() if p.dim() == 1]
     groups = [{"params": tables}, {"params": norm_weights, "weight_decay": 0.0}]
     adamw = torch.optim.AdamW(groups, betas=ADAMW_BETAS, weight_decay=WEIGHT_DECAY)

@@ -22,7 +22,7 @@ def forget(model, cache):
     half, newer = cache.ids.size(1) // 2, hornbook.Cache(1)
     # your turn: these two lines
     newer.ids = cache.ids[:, half:]
-    newer.layers = [[part[:, :, half:] for part in layer] for layer in cache.layers]
+    newer.layers = [[tensor[:, :, half:] for tensor in layer] for layer in cache.layers]
     return newer
 
 
@@ -36,7 +36,7 @@ with torch.no_grad():
         parameter += 0.2 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
     model(ids[None, :32], full)
     cache = forget(model, full)
-    sentence = f"it has {cache.ids.size(1)} ids, and not those of the newer half, which are 16."
+    sentence = f"its {cache.ids.size(1)} ids are not the 16 of the newer half."
     expect(torch.equal(cache.ids, ids[None, 16:32]), sentence)
     next_logits = model(ids[None, 32:33], cache)[0, -1]
     right = model(ids[None, 16:33])[0, -1]

@@ -26,9 +26,10 @@ for temperature in (1.0, 0.5, 2.0):
     sentence = f"at {temperature}, the first should be {right:.2f} times as likely as the second"
     expect(np.isclose(ratio, right), f"{sentence}; it is {ratio:.2f} times as likely.")
 with np.errstate(all="ignore"):
-    p, apart = probabilities(logits + 1000, 1.0), probabilities(1000 * logits, 1.0)
-expect(np.allclose(p, probabilities(logits, 1.0)), f"logits of about 1,000 give {p}.")
-expect(np.allclose(apart, [1, 0, 0]), f"the logits 2000, 1000, 0 give {apart}.")
+    large = probabilities(logits + 1000, 1.0)
+    far_apart = probabilities(1000 * logits, 1.0)
+expect(np.allclose(large, probabilities(logits, 1.0)), f"logits of about 1,000 give {large}.")
+expect(np.allclose(far_apart, [1, 0, 0]), f"the logits 2000, 1000, 0 give {far_apart}.")
 
 cold, hot = (probabilities(logits, temperature).round(2) for temperature in (0.1, 10.0))
 print(f"""The logits 2, 1, 0 become {cold} at temperature 0.1 and {hot} at 10.
