@@ -41,9 +41,13 @@ def select_runtime(device: str, dtype: str) -> Runtime:
     dtype `auto` is the fastest one on the device, not any that it supports. Raises ResourceError
     for a device that is missing or too old.
     """
-    available = available_devices()
+    cuda = torch.cuda.is_available() and not is_too_old(
+        torch.cuda.get_device_capability(), torch.cuda.get_arch_list()
+    )
+    usable = {"cuda": cuda, "mps": torch.backends.mps.is_available(), "cpu": True}
+    available = [name for name, is_usable in usable.items() if is_usable]
     if device == "auto":
-        device = "cuda" if "cuda" in available else "cpu"
+        device = "cuda" if cuda else "cpu"
     if device not in available:
         raise ResourceError(
             f"device: no {device.upper()} device on this machine that this build of PyTorch can "
@@ -55,15 +59,6 @@ def select_runtime(device: str, dtype: str) -> Runtime:
             is_fast = torch.cuda.is_bf16_supported(including_emulation=False)
         dtype = "bfloat16" if is_fast else "float32"
     return Runtime(torch.device(device), DTYPES[dtype])
-
-
-def available_devices() -> list[str]:
-    """Return the names of the devices of this machine that this build of PyTorch can use."""
-    cuda = torch.cuda.is_available() and not is_too_old(
-        torch.cuda.get_device_capability(), torch.cuda.get_arch_list()
-    )
-    available = {"cuda": cuda, "mps": torch.backends.mps.is_available(), "cpu": True}
-    return [name for name in available if available[name]]
 
 
 def is_too_old(capability: tuple[int, int], arch_list: Sequence[str]) -> bool:
