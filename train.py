@@ -85,15 +85,14 @@ def build_run(command: TrainCommand, world: World) -> Run:
     runtime = select_runtime(settings.device, settings.dtype)
     world.connect(runtime.device)
     corpus = load_corpus(settings.data, checkpoint.vocabulary if checkpoint else "")
+    # ranks on several machines have read their own files
     first_step = checkpoint.progress.step if command.mode == "resumed" else 0
     world.require_equal(first_step, corpus.text.sha256, corpus.val_sha256 or "0")
 
     # its length, and the numbers that `auto` means for this text and length
     if command.minutes and command.mode != "resumed":
         timing = measure_timing(command, settings, corpus, runtime, world)
-        settings = settings_for_minutes(
-            command.minutes, settings, timing, int(corpus.val.lengths.sum())
-        )
+        settings = settings_for_minutes(command.minutes, settings, timing, len(corpus.val))
     settings = resolve(settings, corpus)
 
     # the model, with initial or saved weights, its optimizers and batches
