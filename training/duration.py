@@ -49,10 +49,10 @@ def settings_for_minutes(
     evaluations = max(1, min(EVALUATIONS, int(for_evaluations / evaluation)))
     max_iters = int((seconds - evaluations * evaluation) / timing.step)
     if max_iters < 1:
-        enough = (timing.start + 20 * (timing.step + evaluation)) / 60
+        enough = (timing.start + 20 * (timing.step + evaluation)) / 60 + 0.05  # is rounded up
         raise ConfigError(
             f"--minutes={minutes:g} is too short for a start of {timing.start:.1f} s, a step of "
-            f"{timing.step:.1f} s and an evaluation of {evaluation:.1f} s; --minutes={enough:.2g} "
+            f"{timing.step:.1f} s and an evaluation of {evaluation:.1f} s; --minutes={enough:.1f} "
             "is enough"
         )
     lines = [
