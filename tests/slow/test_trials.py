@@ -3,7 +3,6 @@
 import pytest
 
 from benchmarks import trials
-from common.console import ConfigError
 from configs.command import parse_train
 from storage.log import CSV_HEADER, METRICS
 from tests.conftest import ROOT
@@ -57,13 +56,6 @@ def test_trials_choose_seeds_and_folders(words, capsys):
     with pytest.raises(SystemExit, match="2"):
         trials.parse_trials([SMOKE, *words])
     assert "differs from run to run; see --seeds and --name" in capsys.readouterr().err
-
-
-def test_trials_check_all_words_first(compare):
-    run, runs = compare
-    with pytest.raises(ConfigError, match="learning_rate must be a number"):
-        run("--learning_rate=0.01,fast")
-    assert not runs
 
 
 @pytest.mark.parametrize(
