@@ -154,7 +154,7 @@ def test_text_note(name):
 DOUBTED = {  # bytes, encoding, the encoding that a note names
     "UTF-8": ("naïve".encode(), "cp1252", "utf-8"),
     "a mark": ("\ufeffnaïve".encode(), "cp1252", None),
-    "ASCII": (b"naive", "cp1252", None),
+    "ASCII": ("naïve".encode("utf-7"), "utf-7", None),
     "cp1252": ("“naïve”".encode("cp1252"), "latin-1", "cp1252"),
     "latin-1": ("naïve".encode("latin-1"), "latin-1", None),
     "controls in UTF-8": ("\x85\x93".encode(), "utf-8", None),

@@ -6,7 +6,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from common.console import UserError
-from data.tokenizer import CharTokenizer
+from data.tokenizer import CharTokenizer, distinct_characters
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1))
@@ -38,3 +38,9 @@ def test_tokenizer_names_unknown_character():
 @pytest.mark.parametrize(("vocabulary", "start"), [("\t\n ab", "\n"), (" ab", " "), ("ab", "a")])
 def test_tokenizer_start_character(vocabulary, start):
     assert CharTokenizer(vocabulary).start_character == start
+
+
+def test_distinct_characters():
+    """Of a text that is longer than a chunk, too."""
+    text = "ab" * 2**20 + "\U0010ffff"
+    assert distinct_characters(text) == set(text) and distinct_characters("") == set()
