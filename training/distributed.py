@@ -20,7 +20,7 @@ from torch import Tensor, distributed
 
 from common.console import ConfigError, ResourceError, discard_output, prepare_console
 
-VARIABLES = (
+TORCHRUN_VARIABLES = (
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"
 )  # fmt: skip
 
@@ -31,7 +31,7 @@ class World:
     def __init__(self):
         self.rank, self.size = 0, 1
         # if only some are set, another job has left them
-        if all(name in os.environ for name in VARIABLES):
+        if all(name in os.environ for name in TORCHRUN_VARIABLES):
             self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self.is_main = self.rank == 0
         # the other ranks run the same code: what they print goes nowhere

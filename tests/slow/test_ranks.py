@@ -27,7 +27,7 @@ from tests.runs import (
     train,
 )
 from tests.slow.ranks import train_ranks
-from training.distributed import VARIABLES, World
+from training.distributed import TORCHRUN_VARIABLES, World
 from training.state import Run
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="processes are forked")
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="processes are f
 def world_of(monkeypatch):
     """A function that returns the world of one of four ranks."""
     monkeypatch.setattr("training.distributed.discard_output", lambda: None)
-    for name in VARIABLES:
+    for name in TORCHRUN_VARIABLES:
         monkeypatch.setenv(name, "4")
     return lambda rank: monkeypatch.setenv("RANK", str(rank)) or World()
 
