@@ -19,6 +19,8 @@ from model.parameters import tensor_views
 class Optimizer:
     """A learning rate, and the moments of each parameter: running averages of its gradients.
 
+    A training step sets `lr` to a fraction of `peak_lr` and calls `step`, which a subclass defines.
+
     Not a torch.optim.Optimizer, whose constructor imports PyTorch's compiler: 2.1 to 2.7 of the 4.3
     CPU seconds that train.py took to start.
 
