@@ -49,10 +49,10 @@ class Saver:
         write_settings(self.folder, run.settings)
         for path in files.files_of_run(self.folder) if command.overwrite else ():
             path.unlink()
-        self.best_loss = math.inf
-        with suppress(CheckpointError):  # there is no `best`, or it is damaged
-            # after a kill between two writes, `last` does not know of it
-            self.best_loss = load_checkpoint(self.folder / BEST).progress.best_loss
+        # of `best`; after a kill between the two writes, `last` does not know of it
+        self.earlier_best_loss = math.inf
+        with suppress(CheckpointError):  # there is none, or it is damaged
+            self.earlier_best_loss = load_checkpoint(self.folder / BEST).progress.best_loss
         self.unsaved_best: bytes | None = None  # a best checkpoint that failed to be written
         self.save()
 
@@ -69,8 +69,7 @@ class Saver:
         """
         self.attempted_at = time.monotonic()
         checkpoint, progress = make_checkpoint(self.run), self.run.progress
-        if progress.is_best and progress.best_loss < self.best_loss:
-            self.best_loss = progress.best_loss
+        if progress.is_best and progress.best_loss < self.earlier_best_loss:
             self.unsaved_best = to_bytes(checkpoint.without_moments())
         try:
             # `best` first: if a kill comes between the two, `last` must not name a best loss whose
