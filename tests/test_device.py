@@ -18,36 +18,29 @@ from training.device import is_too_old, select_runtime
 BUILDS = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"]
 
 
-@pytest.fixture
-def machine(monkeypatch):
-    """A function that simulates a machine with these devices, and a GPU of a capability."""
-
-    def machine(*devices, capability=(9, 0)):
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: "cuda" in devices)
-        monkeypatch.setattr(torch.backends.mps, "is_available", lambda: "mps" in devices)
-        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
-        monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: BUILDS)
-
-    return machine
-
-
-def test_device_auto(machine):
-    """CUDA if there is one, else the CPU; a GPU that emulates bfloat16 computes in float32."""
-    machine("cuda", "mps")
-    assert str(select_runtime("auto", "auto")) == "cuda, float32"
-    machine("mps")
-    assert str(select_runtime("auto", "float32")) == "cpu, float32"
-    machine("cuda", capability=(6, 1))  # too old
-    assert str(select_runtime("auto", "float32")) == "cpu, float32"
-
-
-@pytest.mark.parametrize(("devices", "capability"), [("mps", (9, 0)), ("mps cuda", (6, 1))])
-def test_device_that_is_not_there(devices, capability, machine):
-    machine(*devices.split(), capability=capability)
+@pytest.mark.parametrize(
+    ("devices", "capability", "device", "dtype", "found"),
+    [
+        ("cuda mps", (9, 0), "auto", "auto", "cuda, float32"),  # it emulates bfloat16
+        ("mps", (9, 0), "auto", "float32", "cpu, float32"),
+        ("cuda", (6, 1), "auto", "float32", "cpu, float32"),  # too old
+        ("mps", (9, 0), "cuda", "auto", None),
+        ("mps cuda", (6, 1), "cuda", "auto", None),
+    ],
+)
+def test_device(devices, capability, device, dtype, found, monkeypatch):
+    """`auto` is CUDA if there is a GPU for it, else the CPU; what is not there is refused."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: "cuda" in devices)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: "mps" in devices)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: BUILDS)
+    if found:
+        assert str(select_runtime(device, dtype)) == found
+        return
     message = r"^device: no CUDA device .*; available: mps, cpu; use --device=auto"
     with pytest.raises(ResourceError, match=message):
-        select_runtime("cuda", "auto")
+        select_runtime(device, dtype)
 
 
 def test_device_too_old():

@@ -7,7 +7,7 @@ from storage.checkpoint import LAST, load_checkpoint, make_checkpoint
 from tests.runs import bits, build, losses, small_run_args, stop_at, train
 
 
-@pytest.fixture(scope="module", params=["muon", "adamw"])
+@pytest.fixture(scope="module")
 def runs(request, tmp_path_factory):
     """The options of a run with biases, and the losses that it has without a stop."""
     folder = tmp_path_factory.mktemp(request.param)
@@ -16,7 +16,10 @@ def runs(request, tmp_path_factory):
     return options, losses(folder / "whole")
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+CASES = [*((layout, "muon") for layout in LAYOUTS), ("heads", "adamw")]
+
+
+@pytest.mark.parametrize(("layout", "runs"), CASES, indirect=["runs"])
 def test_resume_in_another_layout(layout, runs, tmp_path):
     (options, expected), run = runs, tmp_path / "run"
     stop_at(9, *options, f"--out_dir={run}")
