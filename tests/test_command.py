@@ -62,7 +62,7 @@ WRONG_FILES = {  # content: words of the message
     'seed: 1\nsources: "D:\\notes"': "line 2: sources: 'D:\\notes': backslashes need single quotes",
     'out_dir: "D:\\Plays"': "out_dir: 'D:\\u2029lays': backslashes need single quotes",
     'sources: [a, "b\\new.txt"]': "sources: 'b\\new.txt': backslashes need single quotes",
-    'seed: 1\nsources: "C:\\Users"': "line 2: not YAML (expected escape sequence of 8 hex",
+    'seed: 1\nsources: "C:\\Users"': "but found 's'); backslashes need single quotes",
     f"{BOMB}sources: *l": "line 5: unknown setting 'f'",
     "sources: &a [[*a], *a]": "sources must be a path,",
     "seed: 1\nn_layer: 2\nseed: 2": "line 3: duplicate key 'seed', as in line 1",
