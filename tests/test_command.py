@@ -49,7 +49,7 @@ WRONG_FILES = {  # content: words of the message
     "layout: flsh": "must be one of heads, separate, fused, interleaved, stacked, unrolled, but is",
     "encoding: utf8x": "encoding: unknown encoding: utf8x; use for example utf-8",
     "encoding: rot13": "'rot13' is not a text encoding; ",
-    "encoding: undefined": "'undefined' codec failed (UnicodeError: undefined encoding); use for",
+    "encoding: undefined": "undefined encoding",
     "batch_size: 1:30": "but is '1:30'",
     "learning_rate: .nan": "but is '.nan'",
     "learning_rate: inf": "but is 'inf'",

@@ -116,14 +116,6 @@ def test_resume_with_another_batch_size(options, tmp_path):
 # --------------------------------------------------------------- files, text, settings of a run
 
 
-def test_resume_of_a_damaged_run_is_refused(stopped):
-    (stopped / LAST).write_bytes(b"")
-    before = snapshot(stopped)
-    code, output = train(stopped)
-    assert code == 2 and snapshot(stopped) == before
-    assert output.startswith(f"error: {stopped / LAST}: not a Hornbook checkpoint of this version,")
-
-
 def test_resume_on_another_machine(stopped, monkeypatch):
     """With a note of the difference."""
     saved = load_checkpoint(stopped / LAST)
