@@ -41,7 +41,7 @@ def settings_for_minutes(
     for_evaluations = EVALUATION_FRACTION * seconds
     # the validation text: as much as the settings say, if there is time to evaluate it once
     wanted = min(val_chars, settings.data.max_val_chars or val_chars)
-    # what the log draws takes its time however short the text is; half of the tenth is not for it
+    # at least half of the tenth is for the text: a shorter text does not shorten the samples
     left = max(for_evaluations - timing.samples, for_evaluations / 2)
     val_chars = min(wanted, max(settings.model.block_size, int(left / timing.character)))
     evaluation = timing.samples + timing.character * val_chars
@@ -49,10 +49,10 @@ def settings_for_minutes(
     evaluations = max(1, min(EVALUATIONS, int(for_evaluations / evaluation)))
     max_iters = int((seconds - evaluations * evaluation) / timing.step)
     if max_iters < 1:
-        enough = (timing.start + 20 * (timing.step + evaluation)) / 60 + 0.05  # is rounded up
+        enough = math.ceil((timing.start + 20 * (timing.step + evaluation)) / 6) / 10
         raise ConfigError(
             f"--minutes={minutes:g} is too short for a start of {timing.start:.1f} s, a step of "
-            f"{timing.step:.1f} s and an evaluation of {evaluation:.1f} s; --minutes={enough:.1f} "
+            f"{timing.step:.1f} s and an evaluation of {evaluation:.1f} s; --minutes={enough} "
             "is enough"
         )
     lines = [
