@@ -32,6 +32,9 @@ def test_folder_in_use(options, run):
     with locked(run):
         code, output = train(*options)
         assert code == 2 and f"out_dir: {run} is in use by another process; " in output
+        (run / LAST).touch()  # a resume does not read what another process may still replace
+        assert f"out_dir: {run} is in use by another process; " in train(run)[1]
+        (run / LAST).unlink()
     assert train(*options)[0] == 0
 
 
