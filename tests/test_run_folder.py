@@ -12,6 +12,7 @@ import sys
 import pytest
 
 from common.files import shell_command
+from storage.checkpoint import LAST
 from storage.checks import locked
 from tests.runs import raised, scalars, snapshot, step_of, stop_at, train
 from training import state
