@@ -29,12 +29,8 @@ EFFECTS = {
                                        run.optimizers[1].weight_decay), (0.5, 0.5)),
     "dtype": ("bfloat16", lambda run: run.runtime.dtype, torch.bfloat16),
 }  # fmt: skip
-REFUSED = {
-    "n_layer": 2,
-    "n_head": 4,
-    "n_embd": 32,
-    "activation": "swiglu",
-}  # other values than it has
+# other values than it has
+REFUSED = {"n_layer": 2, "n_head": 4, "n_embd": 32, "activation": "swiglu"}
 
 
 @pytest.fixture(params=["resume", "init_from"])

@@ -83,16 +83,6 @@ def test_novel_items(names):
     assert note.startswith("0 new items of 200 drawn; ")  # 100 for each
 
 
-def test_list_in_a_conversation(names):
-    """A typed line begins an item, and the reply ends it."""
-    replies, _ = run_sample(names[1], "--interactive", stdin=b"b\n\nh\n")
-    expected = [
-        run_sample(names[1], f"--sample={i}", f"--prompt={line}")[0].removeprefix(line)
-        for i, line in ((1, "b"), (2, ""), (3, "h"))
-    ]
-    assert replies == "".join(expected)
-
-
 def test_answers_stay_beside_questions(sums):
     """Of a pipe, behind a wrong one too."""
     answers, errors = run_sample(sums[1], "--interactive", stdin=b"3+4=\nsix\n1+1=\n", code=2)
