@@ -25,12 +25,12 @@ SIZES = {  # B, T, C, H
 def forward(layer: MultiHeadAttention, x: Tensor) -> None:
     """Run a forward pass without autograd: x (B, T, C)."""
     with torch.no_grad():
-        layer(x)
+        layer(x, causal=True)
 
 
 def forward_backward(layer: MultiHeadAttention, x: Tensor) -> None:
     """Run a forward and a backward pass, to the input and the parameters."""
-    y = layer(x).float()
+    y = layer(x, causal=True).float()
     torch.autograd.grad(y, [x, *layer.parameters()], x.detach())
 
 
@@ -39,7 +39,7 @@ def cached_decode(layer: MultiHeadAttention, x: Tensor) -> None:
     cache = LayerCache(x.size(1))
     with torch.inference_mode():
         for t in range(x.size(1)):
-            layer(x[:1, t : t + 1], cache=cache)
+            layer(x[:1, t : t + 1], causal=True, cache=cache)
 
 
 WORKLOADS = {

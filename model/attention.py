@@ -106,7 +106,8 @@ class Fused(QKVProjection):
         yield getattr(self.linear, kind), qkv  # (3, H, D, C), a bias (3, H, D)
 
     def project(self, x):
-        return [split_heads(part, self.n_head) for part in self.linear(x).chunk(3, dim=-1)]
+        parts = self.linear(x).unflatten(-1, (3, self.n_head, -1))  # (B, T, 3, H, D)
+        return parts.permute(2, 0, 3, 1, 4).unbind()  # three of (B, H, T, D)
 
 
 class Interleaved(QKVProjection):
@@ -280,8 +281,8 @@ def fastest_kernel(dtype: torch.dtype, device: torch.device, S: int) -> str:
 class MultiHeadAttention(nn.Module):
     """Multi-head attention (Vaswani et al. 2017, section 3.2.2).
 
-    Self-attention, `layer(x)`, is causal; cross-attention, `layer(x, context)` or `layer(x, keys,
-    values)`, is not. So `layer(x, x)` is self-attention without the causal mask.
+    Self-attention is `layer(x)`; in a GPT it is causal, `layer(x, causal=True)`. Cross-attention is
+    `layer(x, context)` or `layer(x, keys, values)`.
 
     `head_size` D defaults to C // H, `out_features` to C. `dropout` applies to the output,
     `attention_dropout` to the attention weights. `rotary` rotates queries and keys by position.
@@ -317,24 +318,26 @@ class MultiHeadAttention(nn.Module):
         self,
         x: Tensor,
         *contexts: Tensor,
+        causal: bool = False,
         mask: Tensor | None = None,
         cache: LayerCache | None = None,
     ) -> Tensor:
         """Compute attention: x (B, T, C) -> (B, T, out_features).
 
-        Without a context this is causal self-attention: each token attends to itself, to earlier
-        tokens of `x` and to the tokens in `cache`. With a context (B, S, C) it is cross-attention:
-        every token attends to all of the context. With two, the first has the keys and the second
-        the values (as in torch.nn.MultiheadAttention; rarely needed).
+        Without a context this is self-attention: each token attends to the tokens of `x` and of
+        `cache`; with `causal`, to none after itself. With a context (B, S, C) it is
+        cross-attention: each token attends to the tokens of the context. With two, the first has
+        the keys and the second the values (as in torch.nn.MultiheadAttention; rarely needed).
 
-        A boolean `mask` that broadcasts to (B, H, T, S) replaces the causal one: True where a query
-        may attend. Each query needs at least one key: softmax over none is NaN.
+        A boolean `mask`, in place of `causal`, broadcasts to (B, H, T, S): True where a query may
+        attend. Each query needs at least one key: softmax over none is NaN.
         """
+        assert mask is None or not causal, "give causal=True or a mask, not both"
         # what each token looks for, what it offers, and what it hands over; k, v are (B, H, S, D)
         q, k, v = self.queries_keys_values(x, *contexts, cache=cache)
 
         # each head averages the values by how well their keys fit
-        causal = mask is None and not contexts and q.size(2) > 1  # one new token sees every key
+        causal = causal and q.size(2) > 1  # a single new token sees every key
         p = self.attention_dropout if self.training else 0.0
         name = self.kernel
         if name == "auto":
@@ -357,14 +360,19 @@ class MultiHeadAttention(nn.Module):
             k = self.qkv.project(contexts[0])[1]
             v = self.qkv.project(contexts[-1])[2]
 
-        # QK-norm: only directions count, so the scores cannot grow without bound
-        if self.qk_norm:
-            q, k = rms_norm(q.contiguous()), rms_norm(k.contiguous())
-
-        if self.rotary is not None:
+        if contexts:
+            q, k = self.normalize_and_rotate(q), self.normalize_and_rotate(k)
+        elif self.qk_norm or self.rotary is not None:  # both at once, in half the operations
             start = 0 if cache is None else cache.length
-            q, k = self.rotary(q, start), self.rotary(k, start)
+            q, k = self.normalize_and_rotate(torch.stack([q, k]), start)
 
         if cache is not None:
             k, v = cache.append(k, v)  # (B, H, S, D)
         return q, k, v
+
+    def normalize_and_rotate(self, x: Tensor, start: int = 0) -> Tensor:
+        """Apply QK-norm and RoPE to queries or keys (..., T, D), the first at position `start`."""
+        # QK-norm: only directions count, so the scores cannot grow without bound
+        if self.qk_norm:
+            x = rms_norm(x)
+        return x if self.rotary is None else self.rotary(x, start)

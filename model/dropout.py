@@ -19,8 +19,10 @@ def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
     On a CPU each element uses 16 random bits, so p is rounded to a multiple of 2^-16, at most
     1 - 2^-16.
     """
-    if not training or x.device.type != "cpu" or p == 0.0:
-        return F.dropout(x, p, training)
+    if not training or p == 0.0:
+        return x
+    if x.device.type != "cpu":
+        return F.dropout(x, p)
 
     dropped = min(round(p * RESOLUTION), RESOLUTION - 1)
     # a draw of 64 bits is enough for four elements; None: up to and including the largest int64

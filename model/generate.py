@@ -150,7 +150,7 @@ class Generation:
 @torch.inference_mode()
 def last_logits(model: GPT, ids: np.ndarray, cache: KVCache | None = None) -> np.ndarray:
     """Run the model on ids (B, T); return the logits (B, V) after the last one."""
-    ids = torch.from_numpy(ids).to(next(model.parameters()).device)
+    ids = torch.from_numpy(ids).to(model.lm_head.weight.device)
     return model(ids, cache)[:, -1].cpu().double().numpy()
 
 

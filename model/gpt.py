@@ -76,7 +76,7 @@ class Block(nn.Module):
     def forward(self, x: Tensor, cache: LayerCache | None = None) -> Tensor:
         """Add both branches to the residual stream: (B, T, C) -> (B, T, C)."""
         # communicate: each token gathers what it needs from the tokens before it
-        x = x + self.attention(self.attn_norm(x), cache=cache)  # (B, T, C)
+        x = x + self.attention(self.attn_norm(x), causal=True, cache=cache)  # (B, T, C)
         # then compute, each token on its own
         return x + self.mlp(self.mlp_norm(x))  # (B, T, C)
 

@@ -4,7 +4,7 @@ Each pair (i, i + D/2) of a head's features (the pairing of GPT-NeoX) is rotated
 proportional to the token's position. So q . k depends on the distance between two tokens, not on
 where they are.
 
-B batch, T new tokens, H n_head, D head size
+T new tokens, D head size
 """
 
 import torch
@@ -32,8 +32,8 @@ class Rotary(nn.Module):
         self.register_buffer("cos_sin", cos_sin, persistent=False)
 
     def forward(self, x: Tensor, start: int) -> Tensor:
-        """Rotate x (B, H, T, D), whose first token is at position `start`: (B, H, T, D)."""
-        cos, sin = self.cos_sin[:, start : start + x.size(2)].to(x.dtype)  # each (T, D)
+        """Rotate x (..., T, D), whose first token is at position `start`, to the same shape."""
+        cos, sin = self.cos_sin[:, start : start + x.size(-2)].to(x.dtype)  # each (T, D)
         # (a, b) -> (a cos - b sin, b cos + a sin); roll swaps the features of each pair
         half = x.size(-1) // 2
         return torch.addcmul(x * cos, x.roll(half, dims=-1), sin)

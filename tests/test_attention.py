@@ -27,7 +27,7 @@ OPTIONS = (  # of a layer
     {"bias": True, "head_size": 4, "qk_norm": True, "rotary": True},
 )
 CONTEXTS = (0, 1, 2)  # how many
-MASKS = (None, (), (B, 1), (1, H))  # the shape, without T and S
+MASKS = (None, "causal", (), (B, 1), (1, H))  # the shape, without T and S
 CASES = list(itertools.product(range(len(OPTIONS)), CONTEXTS, MASKS))
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5}
 
@@ -53,10 +53,12 @@ def make_mask(*shape):
 
 
 def make_inputs(contexts=0, mask=None, dtype=torch.float64):
-    """The arguments of a layer: x, then contexts; and a mask."""
+    """The arguments of a layer: x, then contexts; and what hides keys."""
     texts = [randn(B, T, C), *(randn(B, S, C, seed=seed) for seed in range(1, 1 + contexts))]
-    mask = None if mask is None else make_mask(*mask, T, S if contexts else T)
-    return [text.to(dtype).requires_grad_() for text in texts], mask
+    hiding = {"causal": True} if mask == "causal" else {}
+    if isinstance(mask, tuple):
+        hiding = {"mask": make_mask(*mask, T, S if contexts else T)}
+    return [text.to(dtype).requires_grad_() for text in texts], hiding
 
 
 def make_layer(layout="fused", kernel="sdpa", *, rotary=False, **options):
@@ -68,7 +70,7 @@ def make_layer(layout="fused", kernel="sdpa", *, rotary=False, **options):
     return layer
 
 
-def reference(tensors, x, *contexts, mask=None, **options):
+def reference(tensors, x, *contexts, causal=False, mask=None, **options):
     """Attention by its definition (Vaswani et al. 2017), from the tensors of a layer."""
     keys, *_, values = contexts * 2 or (x, x)
     q, k, v = (
@@ -85,8 +87,8 @@ def reference(tensors, x, *contexts, mask=None, **options):
     if options.get("rotary"):
         q, k = turned(q), turned(k)
     scores = torch.einsum("bhtd,bhsd->bhts", q, k) / math.sqrt(q.size(-1))
-    if mask is None and not contexts:
-        mask = torch.ones(scores.shape[-2:]).tril() == 1
+    if causal:
+        mask = torch.ones(scores.shape[-2:]).tril(k.size(2) - q.size(2)) == 1
     weights = scores.exp() * (1.0 if mask is None else mask)
     y = weights @ v / weights.sum(-1, keepdim=True)
     out = tensors["out_proj"].unflatten(1, (H, -1))  # (out_features, H, D)
@@ -120,10 +122,10 @@ def assert_near(found, expected, tolerance, label=""):
 
 @functools.cache
 def reference_results(option, *case):
-    inputs, mask = make_inputs(*case)
+    inputs, hiding = make_inputs(*case)
     tensors = named_tensors(make_layer(**OPTIONS[option]))
     tensors = {name: tensor.requires_grad_() for name, tensor in tensors.items()}
-    y = reference(tensors, *inputs, mask=mask, **OPTIONS[option])
+    y = reference(tensors, *inputs, **hiding, **OPTIONS[option])
     return [y.detach(), *gradients(y, [*inputs, *tensors.values()])]
 
 
@@ -134,9 +136,9 @@ def test_attention_equals_reference(layout):
         option, *rest = case
         layer = make_layer(layout, **OPTIONS[option]).to(dtype)
         for layer.kernel in KERNELS:
-            inputs, mask = make_inputs(*rest, dtype)
+            inputs, hiding = make_inputs(*rest, dtype)
             layer.zero_grad()
-            y = layer(*inputs, mask=mask)
+            y = layer(*inputs, **hiding)
             found = [y, *gradients(y, inputs)]
             found += named_tensors(layer, {p: p.grad for p in layer.parameters()}).values()
             label = f"{layer.kernel}, {case}, {dtype}"
@@ -155,7 +157,8 @@ def test_reference_equals_torch():
     expected = [theirs(x, keys, values)[0]]
     assert_near([reference(tensors, x, keys, values)], expected, 1e-12)
     future = torch.ones(T, T).triu(1) == 1
-    assert_near([reference(tensors, x)], [theirs(x, x, x, attn_mask=future)[0]], 1e-12)
+    expected = [theirs(x, x, x, attn_mask=future)[0]]
+    assert_near([reference(tensors, x, causal=True)], expected, 1e-12)
 
 
 @every_pair
@@ -170,15 +173,16 @@ def test_attention_in_bfloat16(layout, kernel):
 
 @every_pair
 def test_cache_equals_one_pass(layout, kernel):
-    """Chunks of a text, with and without a mask."""
+    """Chunks of a text, causal or with a mask."""
     for options, mask in itertools.product(OPTIONS, (None, make_mask(1, H, 9, 9).tril())):
         layer, x, cache = make_layer(layout, kernel, **options), randn(B, 9, C), LayerCache(9)
         outputs = []
         for chunk in x.split([4, 1, 3, 1], dim=1):
             start, end = cache.length, cache.length + chunk.size(1)
             chunk_mask = None if mask is None else mask[..., start:end, :end]
-            outputs.append(layer(chunk, mask=chunk_mask, cache=cache))
-        assert_near([torch.cat(outputs, dim=1)], [layer(x, mask=mask)], 1e-12)
+            outputs.append(layer(chunk, causal=mask is None, mask=chunk_mask, cache=cache))
+        expected = layer(x, causal=mask is None, mask=mask)
+        assert_near([torch.cat(outputs, dim=1)], [expected], 1e-12)
 
 
 # ------------------------------------------------------------------------------------------ dropout

@@ -97,5 +97,6 @@ def test_device_of_the_inputs():
             for part in ids.split([3, 1, 4], dim=1):
                 model(part, cache)
             layer(x, context)
+            layer(x, causal=True)
             layer(x, mask=own)
             layer(x, context, mask=cross)
