@@ -14,13 +14,16 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.compat.tensorflow_stub.io import gfile
 
+from model.inspect import attention_maps
 from storage import log
 from storage.checkpoint import LAST, load_checkpoint
 from storage.log import METRICS
-from tests.runs import STEPS, before_call, raised, same_runs, scalars, train, train_and_copy
+from tests.runs import STEPS, before_call, build, raised, same_runs, scalars, train, train_and_copy
+from training.samples import attention_images
 
 EVALUATIONS = [6, 12, 18, 24]
 OF_STEPS = ("loss", "lr", "lr/muon", "grad_norm", "chars_per_sec", "total_epochs")
@@ -106,6 +109,17 @@ def test_log_text_is_no_markdown():
     text = "a\tb\nc\r![x](https://example.org)\n\x1b[2Jd"
     block = "    a\tb\n    c\\r![x](https://example.org)\n    \\x1b[2Jd\n"
     assert log.code_block(text) == block
+
+
+def test_log_images_of_attention(options):
+    """A square of 8 x 8 pixels for each query and key, darker for more weight."""
+    run = build(*options)
+    run.model.eval()
+    (image,) = attention_images(run).values()
+    ids = torch.from_numpy(run.corpus.val.ids[:16].astype(int))
+    (weights,) = attention_maps(run.model, ids)
+    assert image.shape == (len(weights), 1, 128, 128)
+    torch.testing.assert_close((1 - image[:, 0, 4::8, 4::8]) ** 2, weights)
 
 
 FAULTS = {
