@@ -6,12 +6,10 @@ import errno
 import os
 import re
 import shlex
-import subprocess
 import sys
 
 import pytest
 
-from common.files import shell_command
 from storage.checkpoint import LAST
 from storage.checks import locked
 from tests.runs import raised, scalars, snapshot, step_of, stop_at, train
@@ -126,14 +124,6 @@ def test_folder_after_a_start_that_fails(code, words, fault, options, run, tmp_p
 
 
 # ----------------------------------------------------------------------------------------- commands
-
-
-@pytest.mark.skipif(os.name == "nt", reason="Windows has other rules")
-def test_printed_command_is_read_by_a_shell():
-    words = ["a", "a b", "a/*.md", "it's", "", 'a "b"', "$HOME", "`ls`", "a b!", r"\n", "~", "#;"]
-    command = shell_command("printf", "%s|", *words)
-    printed = subprocess.run(["sh", "-c", command], capture_output=True, text=True).stdout
-    assert printed.split("|") == [*words, ""]
 
 
 @pytest.mark.skipif(os.name == "nt", reason="POSIX words")
