@@ -101,13 +101,13 @@ def test_minutes_equal_the_printed_max_iters(options, tmp_path, monkeypatch):
         return train_step(run)
 
     monkeypatch.setattr("train.train_step", recorded_step)
-    code, output = train(*options, "--minutes=0.02", "--max_val_chars=100", f"--out_dir={timed}")
+    code, output = train(*options, "--minutes=0.05", "--max_val_chars=100", f"--out_dir={timed}")
     assert code == 0 and dropouts[0] == 0.3, output
     chars = re.search(
         r" on; an evaluation predicts about (\d+) characters, evenly spaced\n", output
     )
     assert lengths_of(timed)[2] == f"--max_val_chars={chars[1]}"
-    printed = re.search(r"--minutes=0\.02: ([\d,]+) steps? of", output)[1].replace(",", "")
+    printed = re.search(r"--minutes=0\.05: ([\d,]+) steps? of", output)[1].replace(",", "")
     assert lengths_of(timed)[0] == f"--max_iters={printed}"
     assert train(*options, *lengths_of(timed), f"--out_dir={repeated}")[0] == 0
     assert same_runs(timed, repeated)
