@@ -14,7 +14,6 @@ from common.console import ConfigError, DataError
 from configs.schema import from_flat
 from data import text
 from data.text import read_text
-from tests.runs import raised
 from tests.texts import TEXT, error_message, load, write
 
 
@@ -277,8 +276,3 @@ def test_download_verified(network):
     message = error_message(DataError, SOURCE, fallback=write("data/corpus/input.txt", "x"))
     assert message.startswith(f"data/corpus/input.txt: not the file of {URL}, by its SHA-256; ")
     assert not network.called
-
-
-def test_download_that_cannot_be_stored(network, monkeypatch):
-    monkeypatch.setattr(os, "replace", raised(OSError(28, "No space left on device")))
-    assert "No space left on device; fix that" in error_message(DataError, SOURCE)
