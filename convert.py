@@ -39,6 +39,7 @@ ADAMW = TrainConfig(optimizer="adamw", learning_rate=1e-3, schedule="cosine", mi
 SHARED = ("n_layer", "n_head", "n_embd", "block_size", "bias", "dropout")
 NAME_PARTS = {  # a part of a parameter's name in nanoGPT -> here; applied in this order
     "_orig_mod.": "",  # the prefix of a compiled model
+    "module.": "",  # and of one in DistributedDataParallel
     "transformer.h.": "blocks.",
     "transformer.wte": "token_embedding",
     "transformer.wpe": "position_embedding",
@@ -88,10 +89,12 @@ def read_nanogpt(path: Path, text: Path, encoding: str) -> Checkpoint:
         ) from error
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
-        args = content["model_args"]
+        args = {"bias": True} | content["model_args"]  # early versions have no `bias`
         tensors = our_tensors(content["model"], args["n_head"])
         vocab_size, shared = args["vocab_size"], {name: args[name] for name in SHARED}
         model = ModelConfig(**GPT2, **shared, attention_dropout=args["dropout"])
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror}; name a ckpt.pt of nanoGPT") from error
     except Exception as error:  # PyTorch's message says how to run the pickle: hide it
         raise CheckpointError(
             f"{path}: not a checkpoint of nanoGPT ({type(error).__name__}); nothing in it was run"

@@ -8,6 +8,7 @@ samples is one item.
 """
 
 import sys
+import unicodedata
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -51,6 +52,10 @@ def main(options: SampleConfig) -> int:
     elif options.score:
         score(loaded)
     elif options.novel and loaded.item_format:
+        if options.sample:
+            raise ConfigError(
+                "sample: --novel of a list draws until it has new items; leave it out"
+            )
         print_novel_items(loaded)
     else:
         print_samples(loaded)
@@ -84,7 +89,12 @@ class LoadedModel:
         self.options = options
 
     def without_unknown(self, texts: Sequence[str]) -> list[str]:
-        """Return texts without characters that the model has never read; a note names these."""
+        """Return texts without characters that the model has never read; a note names these.
+
+        A letter typed as `e` and an accent becomes `é` (NFC), unless the model has read both.
+        """
+        if not set().union(*texts) <= set(self.tokenizer.vocabulary):
+            texts = [unicodedata.normalize("NFC", text) for text in texts]
         unknown = sorted(set().union(*texts).difference(self.tokenizer.vocabulary))
         if unknown:
             print_stderr(f"left out, never read: {first_few(map(quoted_character, unknown))}")
@@ -141,18 +151,21 @@ class LoadedModel:
 
         `stream` prints the characters of a single text as they come.
         """
+        written = [list(text) for text in texts]  # of characters: `text + c` would copy the text
+        longest_stop = max(map(len, self.stops), default=1)
         ended = [False] * len(texts)
         for _ in range(self.options.max_new_tokens):
-            characters = self.tokenizer.decode(generation.draw())  # one for each text
-            # those that have ended are still sampled, but do not grow, until all have
-            new = ["" if end else c for end, c in zip(ended, characters, strict=True)]
-            texts = [text + c for text, c in zip(texts, new, strict=True)]
-            ended = [text.endswith(self.stops) for text in texts]
+            new = self.tokenizer.decode(generation.draw())  # one character for each text
+            for i, text in enumerate(written):
+                # those that have ended are still sampled, but do not grow, until all have
+                if not ended[i]:
+                    text.append(new[i])
+                    ended[i] = "".join(text[-longest_stop:]).endswith(self.stops)
             if stream:
-                print_text(new[0])
+                print_text(new)
             if all(ended):
                 break
-        return texts
+        return ["".join(text) for text in written]
 
     def samples(self, prompt: str, numbers: range, stream: bool = False) -> Iterator[str]:
         """Yield samples of a prompt, which are generated in batches."""

@@ -177,7 +177,9 @@ function showWrite(ask, vocabulary, ids, data, inspect, heads) {
 
   // Begin a new text with the prompt; return whether that is possible.
   const begin = () => {
-    const value = $("prompt").value;
+    const typed = $("prompt").value;
+    const known = Array.from(typed).every((c) => ids.has(c));
+    const value = known ? typed : typed.normalize("NFC"); // `e` and an accent are `é`
     const characters = Array.from(value);
     const unknown = new Set(characters.filter((c) => !ids.has(c)));
     $("prompt-error").hidden = !unknown.size;

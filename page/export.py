@@ -44,6 +44,7 @@ def write_page(
     that model.js does not read. What else it computes otherwise, the page finds by comparing its
     logits with `expected_logits`, and says so.
     """
+    path = path.resolve()  # a link stays one
     if path.exists() and MARK not in path.read_bytes()[:4096]:
         raise ConfigError(f"{path}: exists, and is not a Hornbook page; name another file")
     # everything but the weights, as JSON

@@ -81,6 +81,8 @@ def test_novel_items(names):
     assert stopped and set(stopped.splitlines()) <= set(drawn)  # none is ended by --stop
     _, note = run_sample(run, f"--novel={text}", "--num_samples=2", "--temperature=0")
     assert note.startswith("0 new items of 200 drawn; ")  # 100 for each
+    with pytest.raises(ConfigError, match="sample: --novel of a list draws"):
+        run_sample(run, f"--novel={text}", "--sample=2")
 
 
 def test_answers_stay_beside_questions(sums):

@@ -70,6 +70,10 @@ def test_page_replaces_a_page_alone(uninterrupted, tmp_path):
     words = [f"--ckpt={uninterrupted}", f"--html={path}"]
     assert sample_main(words) == sample_main([*words, "--prompt=another"]) == 0
     assert '"prompt": "another"' in path.read_text()
+    link = tmp_path / "link.html"
+    link.symlink_to(path)
+    assert sample_main([words[0], f"--html={link}"]) == 0
+    assert link.is_symlink() and '"prompt": ""' in path.read_text()
     path.write_text("no page")
     with pytest.raises(ConfigError, match="exists, and is not a Hornbook page"):
         sample_main(words)
