@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["OMP_NUM_THREADS"] = "1"  # bits depend on it; modules run side by side
 # A shell starts background jobs with SIGINT ignored, and nohup ignores SIGHUP. The commands under
 # test would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)

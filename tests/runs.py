@@ -3,7 +3,6 @@
 import importlib
 import io
 import itertools
-import os
 import shutil
 import signal
 import subprocess
@@ -79,7 +78,6 @@ def exit_code(command: Callable, argv) -> int:
 
 def train(*arguments: object) -> tuple[int, str]:
     """Run train.py in this process; return its exit code, and its stdout with any error message."""
-    torch.set_num_threads(1)
     with redirect_stdout(io.StringIO()) as stdout, chdir(ROOT):
         try:
             code = train_main(arguments)
@@ -91,7 +89,6 @@ def train(*arguments: object) -> tuple[int, str]:
 
 def build(*arguments: object) -> Run:
     """Build the run that train.py makes of a command."""
-    torch.set_num_threads(1)
     return train_script.build_run(parse_train(list(map(str, arguments))), World())
 
 
@@ -107,9 +104,7 @@ def run_sample(ckpt, *words, stdin: bytes = b"", code: int = 0) -> tuple[str, st
 def start(*arguments: object) -> subprocess.Popen:
     """Start a script in a subprocess: `start("train.py", ...)`, stdout and stderr in one pipe."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    words = [sys.executable, *map(str, arguments)]
-    return subprocess.Popen(words, cwd=ROOT, env=environment, **pipes)
+    return subprocess.Popen([sys.executable, *map(str, arguments)], cwd=ROOT, **pipes)
 
 
 # --------------------------------------------------------------------------------- changes of a run

@@ -33,15 +33,6 @@ def text(tmp_path):
     return tmp_path / "text.txt"
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """The same number of threads for both: it decides on the order of sums."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def by_train(steps, text, *options):
     """Return what train.py computes: losses, exact validation loss, and the run."""
     recipe = ["configs/shakespeare.yaml", f"--sources={text}", "--dropout=0"]

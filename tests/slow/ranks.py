@@ -8,8 +8,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
-
 from tests.conftest import ROOT
 from tests.runs import exit_code, train_main
 
@@ -55,7 +53,6 @@ def _rank(rank: int, port: int, file: Path, argv: list[str], each: Callable | No
     }  # fmt: skip
     os.environ |= {name: str(value) for name, value in variables.items()}
     os.chdir(ROOT)
-    torch.set_num_threads(1)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if each:
         each(rank)

@@ -5,7 +5,6 @@ import re
 import runpy
 
 import pytest
-import torch
 
 import hornbook
 from tests.conftest import ROOT
@@ -74,10 +73,8 @@ def changes():
 @pytest.fixture(autouse=True)
 def restore_hornbook():
     """An exercise is a process of its own, and may change constants of hornbook.py."""
-    before, threads = dict(vars(hornbook)), torch.get_num_threads()
-    torch.set_num_threads(1)
+    before = dict(vars(hornbook))
     yield
-    torch.set_num_threads(threads)
     vars(hornbook).update(before)
 
 
