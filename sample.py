@@ -1,22 +1,20 @@
 """Text from a trained model: python sample.py --ckpt out/shakespeare --prompt "ROMEO:"
 
-`main` calls one of five functions: `print_samples`, `print_novel_items`, `converse`, `score` or
-`write_html`. All of them use a `LoadedModel`.
+`LoadedModel` loads a checkpoint and continues prompts; `model/generate.py` has the KV cache and the
+random choice. `print_samples` prints what comes. In `sampling/` is what else the options ask for:
+`conversation.py` (--interactive), `novel.py` (--novel) and `score.py` (--score).
 
 A model of a *list* was trained on items that end in a separator: names, one per line. Each of its
 samples is one item.
 """
 
-import sys
 import unicodedata
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
-from itertools import count
 
-from common.console import ConfigError, DataError, print_stderr, print_text, say
+from common.console import ConfigError, print_stderr, print_text, say
 from common.files import expand_home
-from common.messages import counted, first_few, quoted, quoted_character
+from common.messages import first_few, quoted, quoted_character
 from configs.command import parse_sample_options
 from configs.schema import DEFAULT_TEMPERATURE, SampleConfig
 from storage.checks import find_checkpoint
@@ -28,18 +26,18 @@ if __name__ == "__main__":
 
 import torch
 
-from data.batches import Split, evaluation_windows
 from data.items import ItemFormat
 from data.text import read_text
 from data.tokenizer import CharTokenizer
 from model.generate import Generation, Sampler
 from page.export import write_page
+from sampling.conversation import converse
+from sampling.novel import print_longest_passage, print_novel_items
+from sampling.score import score
 from storage.checkpoint import build_model, load_for_sampling
 from training.device import select_runtime
-from training.evaluate import BITS_PER_NAT, evaluation_batch_size, window_losses
 
 SAMPLES_PER_BATCH = 64  # samples to generate at once
-DRAWS_PER_ITEM = 100  # samples to generate, at most, for each item that --novel should find
 
 
 def main(options: SampleConfig) -> int:
@@ -52,10 +50,6 @@ def main(options: SampleConfig) -> int:
     elif options.score:
         score(loaded)
     elif options.novel and loaded.item_format:
-        if options.sample:
-            raise ConfigError(
-                "sample: --novel of a list draws until it has new items; leave it out"
-            )
         print_novel_items(loaded)
     else:
         print_samples(loaded)
@@ -127,7 +121,7 @@ class LoadedModel:
             )
         return text
 
-    def start_samples(self, prompt: str, numbers: Sequence[int]) -> Generation:
+    def start_generation(self, prompt: str, numbers: Sequence[int]) -> Generation:
         """Begin samples with a prompt.
 
         A sample depends on the seed and its number, counted from 1, not on the other samples.
@@ -172,11 +166,8 @@ class LoadedModel:
         for i in range(0, len(numbers), SAMPLES_PER_BATCH):
             batch = numbers[i : i + SAMPLES_PER_BATCH]
             yield from self.continue_texts(
-                self.start_samples(prompt, batch), [prompt] * len(batch), stream
+                self.start_generation(prompt, batch), [prompt] * len(batch), stream
             )
-
-
-# ------------------------------------------------------------------------------------ print samples
 
 
 def print_samples(loaded: LoadedModel) -> None:
@@ -197,120 +188,7 @@ def print_samples(loaded: LoadedModel) -> None:
         end = "" if text.endswith(loaded.end) else loaded.end
         print_text(end if alone else heading + text + end)
         if options.novel:
-            passage = longest_passage(text.removeprefix(prompt), "".join(files))
-            length = counted(len(passage), "character")
-            print_stderr(f"longest passage that is in {name}: {length}: {quoted(passage)}")
-
-
-def longest_passage(text: str, original: str) -> str:
-    """Return the longest passage of a text that is in another one; of several, the first."""
-    passage = ""
-    for end in range(1, len(text) + 1):
-        # one character longer than the longest so far: a passage grows by one at each step
-        longer = text[end - len(passage) - 1 : end]
-        passage = longer if longer in original else passage
-    return passage
-
-
-def print_novel_items(loaded: LoadedModel) -> None:
-    """Print the first samples that are whole items and not in the text of --novel, each once."""
-    options, prompt = loaded.options, loaded.checked_prompt(loaded.options.prompt)
-    name, files = loaded.read_source(options.novel)
-    known = {"", *loaded.item_format.items_of(name, files)}
-
-    # a model that has memorized its list may never get there
-    new, drawn = 0, 0
-    for text in loaded.samples(prompt, range(1, DRAWS_PER_ITEM * options.num_samples + 1)):
-        drawn += 1
-        item = text.removesuffix(loaded.end)
-        if item not in known and item != text:  # whole: not cut by --max_new_tokens or --stop
-            known.add(item)
-            new += 1
-            print_text(text)
-        if new == options.num_samples:
-            break
-    print_stderr(f"{counted(new, 'new item')} of {drawn:,} drawn; others: in {name}, twice or cut")
-
-
-# ------------------------------------------------------------------------------------- conversation
-
-
-def converse(loaded: LoadedModel) -> int:
-    """Hold a conversation until Ctrl-D; return the exit code: 2 if a line was refused, otherwise 0.
-
-    A typed line begins a new line of the text, and the model continues it; after an empty line the
-    model goes on. A string of --stop that ends a reply, such as `Ann:`, is the beginning of the
-    next typed line. With a model of a list, each turn is an item: prompt, typed line and reply.
-    """
-    typing = sys.stdin.isatty()
-    if hasattr(sys.stdin, "reconfigure"):  # not so in notebooks and IDLE
-        sys.stdin.reconfigure(encoding=None if typing else "utf-8-sig", errors="surrogateescape")
-    if typing:
-        with suppress(ImportError):  # Windows edits lines without it
-            import readline  # noqa: F401 - `input` then has the arrow keys
-        print_stderr("the model continues what you type; an empty line lets it go on; Ctrl-D ends")
-
-    # a text is one long sample; of a list, each item is the next sample
-    is_list, prompt, first = bool(loaded.item_format), loaded.options.prompt, loaded.options.sample
-    ends = ("\n", *loaded.stops) if "\n" in loaded.tokenizer.vocabulary else ""  # "" always fits
-    text, exit_code = "\n", 0  # a text begins at the start of a line
-    if not is_list:
-        text += loaded.checked_prompt(prompt)
-        generation, prompt = loaded.start_samples(text[1:], [first or 1]), ""
-        print_text(text[1:])
-    for number in count(1):
-        print_text("" if text.endswith("\n") else "\n")
-        try:
-            line = input("> " if typing else "")
-        except EOFError:
-            print_text("\n" if typing else "")
-            return exit_code
-
-        try:
-            line = loaded.checked_prompt(prompt + line, f"line {number}")
-        except ConfigError as error:
-            print_stderr(f"error: {error}")
-            exit_code, text = 2, "\n"
-            print_text("" if typing else "\n")  # answers stay beside their questions
-            continue
-        if is_list:
-            generation, text = loaded.start_samples(line, [(first or 1) + number - 1]), ""
-        else:
-            line = line if text.endswith(ends) or not line else f"\n{line}"
-            generation.append(loaded.tokenizer.encode(line)[None])
-        (text,) = loaded.continue_texts(generation, [text + line], stream=True)
-
-
-# -------------------------------------------------------------------------------------- score, page
-
-
-def score(loaded: LoadedModel) -> None:
-    """Print the mean loss over every character of a text; a list is scored item by item."""
-    item_format, tokenizer = loaded.item_format, loaded.tokenizer
-    name, files = loaded.read_source(loaded.options.score)
-    texts = item_format.items_of(name, files) if item_format else ["".join(files)]
-    # each character is predicted once, except the first of a text
-    if not texts or (not item_format and len(texts[0]) < 2):
-        raise DataError(f"{name}: nothing to predict; at least 2 known characters are needed")
-    encode = tokenizer.encode
-    split = item_format.encode_items(texts, encode) if item_format else Split(encode(texts[0]))
-    block_size = loaded.model.config.block_size
-    windows = evaluation_windows(
-        split, block_size, evaluation_batch_size(block_size, len(tokenizer))
-    )
-    losses = window_losses(loaded.model, windows, loaded.runtime)
-
-    # in nats, and in bits, which other reports use
-    line = (
-        f"{losses.mean:.4f} nats, {losses.mean * BITS_PER_NAT:.4f} bits per character, over "
-        f"{counted(int(losses.counts.sum()), 'prediction')}"
-    )
-    if item_format:
-        per_item = losses.sums.sum() / len(texts)
-        line += f"; {per_item:.4f} nats per item, over {counted(len(texts), 'item')}"
-    if loaded.answer_after:
-        line += f"; {1 - len(losses.wrong_documents) / len(texts):.2%} exact match"
-    say(line)
+            print_longest_passage(text.removeprefix(prompt), name, "".join(files))
 
 
 def write_html(loaded: LoadedModel) -> None:

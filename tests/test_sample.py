@@ -11,6 +11,7 @@ import sample
 from common.console import UserError
 from common.messages import printable, quoted
 from data.batches import Split, evaluation_windows
+from sampling.novel import longest_passage
 from storage.checkpoint import load_model
 from tests.runs import exit_code, run_sample, sample_main
 from tests.variants import random_model, save_model
@@ -141,7 +142,7 @@ def test_longest_passage(text, original):
     """It is the first of the longest that both texts have."""
     passages = [text[i:j] for i in range(len(text)) for j in range(i + 1, len(text) + 1)]
     copied = [passage for passage in passages if passage in original]
-    assert sample.longest_passage(text, original) == max(copied, key=len, default="")
+    assert longest_passage(text, original) == max(copied, key=len, default="")
 
 
 def test_novel_names_the_passage(uninterrupted, tmp_path):

@@ -13,7 +13,7 @@ LEVELS = [
     {"model", "data"},
     {"training"},
     {"storage"},
-    {"page"},
+    {"page", "sampling"},
     {"train", "sample", "convert"},
 ]
 PACKAGES = sorted(set.union(*LEVELS[:-1]))
