@@ -87,7 +87,7 @@ def build_run(command: TrainCommand, world: World) -> Run:
     corpus = load_corpus(settings.data, checkpoint.vocabulary if checkpoint else "")
     # ranks on several machines have read their own files
     first_step = checkpoint.progress.step if command.mode == "resumed" else 0
-    world.require_equal(first_step, corpus.text.sha256, corpus.val_sha256 or "0")
+    world.check_same_start(command.mode, first_step, corpus.text.sha256, corpus.val_sha256 or "0")
 
     # its length, and the numbers that `auto` means for this text and length
     if command.minutes and command.mode != "resumed":

@@ -64,7 +64,7 @@ def write_atomic(path: Path, content: bytes) -> None:
             try:
                 os.fsync(file.fileno())
             except OSError as error:  # some drives cannot, as those of FUSE; the bytes are there
-                if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+                if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP):
                     raise
         os.replace(new, path)
     except OSError as error:

@@ -102,9 +102,8 @@ class TrainCommand(StartOptions):
             changes = ", ".join(changes)
             raise ConfigError(f"{where}: cannot change: {changes}; omit it, or train a new model")
         # batch i begins at window i * batch_size of the epochs: another size would skip text
-        windows, new_windows = (
-            values["batch_size"] * values["gradient_accumulation_steps"] for values in (then, now)
-        )
+        windows = then["batch_size"] * then["gradient_accumulation_steps"]
+        new_windows = now["batch_size"] * now["gradient_accumulation_steps"]
         if self.mode == "resumed" and windows != new_windows:
             size = math.gcd(now["batch_size"], windows)
             raise ConfigError(
@@ -146,11 +145,12 @@ def parse_train(argv: Sequence[str] | None = None) -> TrainCommand:
         out_dir = f"out/{Path(path).stem}"
     folder = expand_home(out_dir)
     start = {name: options.pop(name) for name in fields_of(StartOptions) if name in options}
-    mode = "fine-tuned" if start.get("init_from") else "new"
-    if (is_run or start.get("resume")) and holds_run(folder):
-        mode = "resumed"
     if start.get("print_config"):
         mode = "new"
+    elif (is_run or start.get("resume")) and holds_run(folder):
+        mode = "resumed"
+    else:
+        mode = "fine-tuned" if start.get("init_from") else "new"
     config_file = "" if is_run else path
     command = TrainCommand(
         **start, config_file=config_file, out_dir=out_dir, folder=folder, mode=mode,
@@ -290,6 +290,8 @@ def _entries(content: str | bytes) -> Iterator[tuple[str, int, object]]:
         value = _text(node)
         if node.id == "sequence":
             value = list(map(_text, node.value))
+        elif node.id == "mapping":
+            value = [None]  # which is no setting's value
         key = str(_text(key_node)).strip()  # no-break spaces, which are no indentation to YAML
         yield key, key_node.start_mark.line + 1, value
 

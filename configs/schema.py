@@ -202,7 +202,7 @@ def find_setting(name: str, known: Mapping[str, Field], prefix: str = "") -> Fie
     `prefix` stands before a name: `--` of an option.
     """
     if name not in known:
-        names = {known: f"{prefix}{known} ({f.metadata['meaning']})" for known, f in known.items()}
+        names = {n: f"{prefix}{n} ({field.metadata['meaning']})" for n, field in known.items()}
         hint = did_you_mean(OTHER_NAMES.get(name, name), names, "--help lists all")
         raise ConfigError(f"unknown setting {quoted(prefix + name)}; {hint}")
     return known[name]

@@ -45,7 +45,8 @@ def load_corpus(data: DataConfig, vocabulary: str = "") -> Corpus:
     texts = [read_text(data.sources, data.encoding, "sources", data.fallback)]
     if data.val_sources:
         texts.append(read_text(data.val_sources, data.encoding, "val_sources"))
-    text, val_sha256 = texts[0], texts[1].sha256 if data.val_sources else None
+    text = texts[0]
+    val_sha256 = texts[1].sha256 if data.val_sources else None
 
     # the characters of the two parts
     item_format, question = ItemFormat.from_settings(data), ""

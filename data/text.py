@@ -88,8 +88,7 @@ def read_text(sources: Sequence[str], encoding: str, option: str = "", fallback:
         where = error.filename or sources[0]
         raise DataError(f"{where}: {error.strerror}; fix that, or name another source") from error
 
-    # looking for the word first is much faster in a long text
-    books = [("GUTENBERG" in text and "".join(BOOK.findall(text))) or text for text in contents]
+    books = list(map(between_marks, contents))
     if left_out := sum(map(len, contents)) - sum(map(len, books)):
         notes.append(f"{left_out:,} characters outside the marks of Project Gutenberg left out")
     # file boundaries matter: the end of each file is held out
@@ -101,6 +100,13 @@ def read_text(sources: Sequence[str], encoding: str, option: str = "", fallback:
     path = locations[0].parent if locations[0].match("data/*/input.txt") else locations[0]
     more = f", and {len(sources) - 1} more" if len(sources) > 1 else ""
     return Text(f"{path}{more}", books, notes, tuple(sources), digests[0].hexdigest())
+
+
+def between_marks(text: str) -> str:
+    """Return what stands between Project Gutenberg's marks, or the text if it has none."""
+    if "GUTENBERG" not in text:  # much faster than the pattern in a long text
+        return text
+    return "".join(BOOK.findall(text)) or text
 
 
 def find_sources(sources: Sequence[str], option: str = "") -> list[tuple[Path, list[Path]]]:
@@ -123,9 +129,12 @@ def find(source: str, named_by: str = "") -> tuple[Path, list[Path]]:
         if os.path.lexists(location):  # what exists as it is written is no pattern
             matches = location.glob("*.[tT][xX][tT]") if location.is_dir() else [location]
         else:  # `**` follows no links, because two of them may form a circle
-            base = next(filter(os.path.lexists, location.parents))
+            base = next(filter(os.path.lexists, location.parents), None)
+            if base is None:  # a drive of Windows that is not there
+                continue
             parts = location.relative_to(base).parts
-            parts += ("*",) * (parts[-1] == "**")  # alone it would mean folders
+            if parts[-1] == "**":  # alone it would mean folders
+                parts += ("*",)
             parts = [part if part == "**" else re.sub(r"\*+", "*", part) for part in parts]
             patterns = (normalize(form, "/".join(parts)) for form in ("NFC", "NFD"))
             matches = {file for pattern in patterns for file in base.glob(pattern)}
@@ -242,10 +251,14 @@ def decode_files(files: Iterable[Path], encoding: str) -> tuple[list[str], list[
             contents.append(text)
         if not bom and encoding != "utf-8" and (other := likelier_encoding(content, text)):
             doubtful.append(f"{file} may be {other}")
-    notes = [f"{encoding} seems wrong: {first_few(doubtful)}"] * bool(doubtful)
+    notes = [f"{encoding} seems wrong: {first_few(doubtful)}"] if doubtful else []
     if faults:
-        count = f"{len(faults):,} of {len(faults) + len(contents):,} files cannot be read: "
-        raise DataError("; ".join([count * (len(faults) > 1) + first_few(faults), *notes, advice]))
+        fault = first_few(faults)
+        if len(faults) > 1:
+            fault = (
+                f"{len(faults):,} of {len(faults) + len(contents):,} files cannot be read: {fault}"
+            )
+        raise DataError("; ".join([fault, *notes, advice]))
     return contents, notes
 
 

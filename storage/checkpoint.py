@@ -173,29 +173,33 @@ def check_text(text: Mapping[str, str | None], run: Run) -> None:
 
     The files may have moved, but the characters must be the same.
     """
-    before = {"sources": text["sha256"], "val_sources": text["val_sha256"]}
+    before = {"sources": text.get("sha256"), "val_sources": text.get("val_sha256")}
     now = {"sources": run.corpus.text.sha256, "val_sources": run.corpus.val_sha256}
     changed = [name for name in now if now[name] != before[name]]
     if not changed:
         return
     folder = expand_home(run.settings.out_dir)
-    new = next(f"{folder}-{n}" for n in count(2) if not files_of_run(Path(f"{folder}-{n}")))
-    words = [folder / SETTINGS_FILE, f"--init_from={folder}", f"--out_dir={new}"]
-    for name in changed:
-        words += [f"--{name}={source}" for source in getattr(run.settings.data, name)]
-    command = script_command("train.py", *words, "--dropout=auto")
+    words = [f"--{name}={s}" for name in changed for s in getattr(run.settings.data, name) or [""]]
+    command = init_from_command(folder / SETTINGS_FILE, folder, *words, "--dropout=auto")
     raise CheckpointError(
         f"{' and '.join(changed)}: not the text of this run, by its SHA-256; a run keeps its "
         f"texts; to train a new one, from these weights: {command}"
     )
 
 
+def init_from_command(config: Path | str, folder: Path, *options: str) -> str:
+    """Return the command that trains a new run, beside the run in a folder, from its weights."""
+    new = next(f"{folder}-{n}" for n in count(2) if not files_of_run(Path(f"{folder}-{n}")))
+    words = (config, f"--init_from={folder}", f"--out_dir={new}", *options)
+    return script_command("train.py", *words)
+
+
 def check_tensors(path: Path, tensors: Tensors, expected: Tensors) -> None:
     """Raise CheckpointError unless the tensors have the expected names and shapes."""
-    shapes, expected_shapes = (
-        {n: t.shape for n, t in each.items()} for each in (tensors, expected)
-    )
-    if wrong := {name for name, _ in shapes.items() ^ expected_shapes.items()}:
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    expected_shapes = {name: tensor.shape for name, tensor in expected.items()}
+    names = shapes.keys() | expected_shapes.keys()
+    if wrong := [name for name in names if shapes.get(name) != expected_shapes.get(name)]:
         raise CheckpointError(f"{path}: not as its settings describe: {first_few(sorted(wrong))}")
 
 
@@ -227,6 +231,7 @@ def load_checkpoint(path: Path, remedy: str = "") -> Checkpoint:
         parts = json.loads(text) | {"tensors": tensors, "path": path}
         parts["settings"] = from_flat(flat(parts["settings"]))
         parts["progress"] = Progress(**parts["progress"])
+        CharTokenizer(parts["vocabulary"])  # checks it
         return Checkpoint(**parts)
     except FileNotFoundError as error:
         raise CheckpointError(f"{path}: missing{remedy}") from error
@@ -253,7 +258,7 @@ def load_for_resume(folder: Path) -> Checkpoint:
     """
     remedy = ""
     if (folder / BEST).is_file():
-        command = script_command("train.py", "CONFIG", f"--init_from={folder}")
+        command = init_from_command("CONFIG", folder)
         remedy = f"; to train a new run from the best weights: {command}"
     return load_checkpoint(folder / LAST, remedy)
 

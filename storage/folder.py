@@ -38,23 +38,26 @@ def write_settings(folder: Path, settings: Config) -> None:
 class Saver:
     """The writer of a run's checkpoints: the newest state in `last`, the best weights in `best`.
 
-    Making one is the first change in the folder: it removes the checkpoints and the log of a run
-    that is overwritten, writes config.yaml, and saves the run as it starts, before there is a log.
-    A save that fails, as on a full disk, is a warning, and the next one tries again.
+    Making one is the first change in the folder: it saves the run as it starts, then removes what
+    is left of a run that is overwritten, and writes config.yaml. A save that fails, as on a full
+    disk, is a warning, and the next one tries again.
     """
 
     def __init__(self, command: TrainCommand, run: Run):
         refuse_to_replace(command)  # one that has begun since the command was parsed
         self.folder, self.run = command.folder, run
-        write_settings(self.folder, run.settings)
-        for path in files.files_of_run(self.folder) if command.overwrite else ():
-            path.unlink()
+        self.unsaved_best: bytes | None = None  # a best checkpoint that failed to be written
         # of `best`; after a kill between the two writes, `last` does not know of it
         self.earlier_best_loss = math.inf
-        with suppress(CheckpointError):  # there is none, or it is damaged
-            self.earlier_best_loss = load_checkpoint(self.folder / BEST).progress.best_loss
-        self.unsaved_best: bytes | None = None  # a best checkpoint that failed to be written
-        self.save()
+        if command.mode == "resumed":
+            with suppress(CheckpointError):  # there is none, or it is damaged
+                self.earlier_best_loss = load_checkpoint(self.folder / BEST).progress.best_loss
+        self.save(final=command.overwrite)
+        # the earlier run goes only when this one is on the disk
+        for path in files.files_of_run(self.folder) if command.overwrite else ():
+            if path.name != LAST:
+                path.unlink()
+        write_settings(self.folder, run.settings)
 
     @property
     def is_due(self) -> bool:

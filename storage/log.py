@@ -50,7 +50,7 @@ def say_start(command: TrainCommand, checkpoint: Checkpoint | None, run: Run) ->
     now, before = run.settings.train, checkpoint.settings.train
     if command.mode == "resumed":
         file = command.config_file
-        own_settings = f" with its own settings, not those of {file}" if file else ""
+        own_settings = f" with its own settings and length, not those of {file}" if file else ""
         step = f"step {run.progress.step:,} of {now.max_iters:,}"
         say(f"resuming {command.folder} at {step}{own_settings}")
         here = environment(run.runtime, run.world.size)

@@ -65,13 +65,14 @@ def test_best_that_last_does_not_know(loss, damaged, kept, options, run, monkeyp
 
 
 def test_best_is_read_once(train_run, monkeypatch):
-    """At the start, not at each improvement."""
+    """At a resume, not at each improvement."""
     read = []
     evaluations_give(monkeypatch, 4.0, 3.0, 2.0, 1.0)
     noted = lambda path: read.append(path.name) or load_checkpoint(path)  # noqa: E731
     monkeypatch.setattr("storage.folder.load_checkpoint", noted)
-    output = train_run()[1]
-    assert output.count("(best so far)") == 4 and read == [BEST]
+    assert train_run("--max_iters=6")[0] == 0 and read == []
+    output = train_run("--resume", f"--max_iters={STEPS}")[1]
+    assert output.count("(best so far)") == 3 and read == [BEST]
 
 
 def test_best_loss_of_zero():

@@ -89,10 +89,10 @@ def test_resume_without_last_names_best(fault, folder):
         (folder / LAST).touch()
     message = error_message(build, folder)
     assert message.startswith(f"{folder / LAST}: {fault}")
-    advice = r"; to train a new run from the best weights: .*train\.py CONFIG --init_from=(.*)"
-    assert re.search(advice, message)[1] == str(folder)
-    config = "configs/smoke.yaml"
-    assert build(config, f"--init_from={folder}", f"--out_dir={folder}2").progress.step == 0
+    advice = r"; to train a new run from the best weights: .*train\.py CONFIG (.*) (.*)"
+    options = re.search(advice, message).groups()
+    assert options == (f"--init_from={folder}", f"--out_dir={folder}-2")
+    assert build("configs/smoke.yaml", *options).progress.step == 0
 
 
 @pytest.mark.parametrize("path", ["out", "out/typo"])
@@ -158,6 +158,7 @@ def rewrite(path, **parts):
         ({"settings": {"seed": -1}}, "seed must be an integer of at least 0 and at most"),
         ({"progress": {"steps": 1}}, "unexpected keyword argument 'steps'"),
         ({"vocabulari": "ab"}, "unexpected keyword argument 'vocabulari'"),
+        ({"vocabulary": "aa"}, "the vocabulary must be one or more distinct characters"),
     ],
 )
 def test_wrong_content_is_refused(part, words, small):

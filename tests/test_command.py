@@ -54,6 +54,7 @@ WRONG_FILES = {  # content: words of the message
     "learning_rate: .nan": "but is '.nan'",
     "learning_rate: inf": "but is 'inf'",
     "seed: on": "but is 'on'",
+    "val_sources: {a.txt}": "val_sources must be",
     "seed: 1\nlearning_rate:": "line 2: learning_rate must be a number of more than 0",
     "sources: ~": "sources must be a path, a pattern or https://HOST/FOLDER/FILE#sha256=<64 hex",
     "sources: [a, null]": "or several, but is ('a', None)",

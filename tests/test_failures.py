@@ -12,7 +12,7 @@ import train as train_script
 from common import files
 from storage import folder
 from storage.checkpoint import BEST, LAST, load_checkpoint
-from tests.runs import STEPS, at_step, evaluations_give, scalars, step_of, train
+from tests.runs import STEPS, at_step, evaluations_give, scalars, snapshot, step_of, train
 from training.optimizers import AdamW
 
 
@@ -128,3 +128,12 @@ def test_folder_that_is_deleted(train_run, run, monkeypatch):
     at_step(monkeypatch, 9, lambda: shutil.rmtree(run))
     evaluations_give(monkeypatch, 1.0, 2.0, 1.9, 1.8)
     assert train_run()[0] == 0 and step_of(run) == STEPS
+
+
+def test_full_disk_keeps_an_overwritten_run(train_run, run, monkeypatch):
+    assert train_run()[0] == 0
+    before = snapshot(run)
+    disk_is_full(monkeypatch, lambda name: name == LAST)
+    code, output = train_run("--overwrite", "--max_iters=3")
+    assert code == 2 and re.search(NOT_SAVED.format(run=run), output)
+    assert snapshot(run) == before

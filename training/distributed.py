@@ -4,8 +4,8 @@ As in nanoGPT, every rank holds the whole model and computes its rows of each ba
 up their gradients, so that all make the same update. Only rank 0 prints, logs, samples and saves. A
 process that torchrun did not start is a world of size 1, in which nothing is sent.
 
-`connect`, `require_equal`, `all_sum_` and `all_max` are collectives: all ranks must call them, in
-the same order.
+`connect`, `check_same_start`, `all_sum_` and `all_max` are collectives: all ranks must call them,
+in the same order.
 """
 
 import os
@@ -67,13 +67,13 @@ class World:
         if self.size > 1:
             distributed.destroy_process_group()
 
-    def require_equal(self, step: int, *sha256s: str) -> None:
-        """Raise ConfigError unless all ranks begin at the same step, with the same texts.
+    def check_same_start(self, mode: str, step: int, *sha256s: str) -> None:
+        """Raise ConfigError unless all ranks begin in the same mode and step, with the same texts.
 
         Ranks on different machines read different files.
         """
         # 12 of 64 digits: float64 holds integers of 53 bits
-        values = [step, *(int(sha256[:12], 16) for sha256 in sha256s)]
+        values = [step, mode == "resumed", *(int(sha256[:12], 16) for sha256 in sha256s)]
         # the largest and the smallest of all are one's own
         both = [*values, *(-value for value in values)]
         if self.all_max(*both) != both:

@@ -57,7 +57,8 @@ class AdamW(Optimizer):
     def step(self) -> None:
         """Update all parameters from their gradients."""
         for parameters, weight_decay in self.groups:
-            exp_avg, exp_avg_sq = ([each[p] for p in parameters] for each in self.moments.values())
+            exp_avg = [self.moments["exp_avg"][p] for p in parameters]
+            exp_avg_sq = [self.moments["exp_avg_sq"][p] for p in parameters]
             gradients = [p.grad for p in parameters]
             counts = [self.count_of[p] for p in parameters]  # adamw adds 1 to each
             adamw(

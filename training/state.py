@@ -86,9 +86,8 @@ class Run:
         train, block_size = settings.train, settings.model.block_size
         self.settings, self.corpus, self.runtime, self.world = settings, corpus, runtime, world
         self.progress = Progress()
-        self.rank_rows = world.rows(
-            train.batch_size
-        )  # of each batch, those that this rank computes
+        # of each batch, the rows that this rank computes
+        self.rank_rows = world.rows(train.batch_size)
         self.batches = Batches(corpus.train, block_size, train.batch_size, settings.seed)
         # the windows of each evaluation: of a long text, all would take longer than the training
         val, max_val_chars = corpus.val, settings.data.max_val_chars or len(corpus.val)
