@@ -10,6 +10,7 @@ nanoGPT: https://github.com/karpathy/nanoGPT
 """
 
 import argparse
+from math import log
 from pathlib import Path
 
 import common  # noqa: F401 - before torch, because it refuses an older Python
@@ -21,9 +22,13 @@ from torch import Tensor
 from common.console import CheckpointError, ConfigError, DataError, prepare_console, say
 from common.files import expand_home, holds_run, script_command, write_atomic
 from configs.schema import Config, DataConfig, ModelConfig, TrainConfig
+from data.batches import Split, evaluation_windows
+from data.tokenizer import CharTokenizer
 from storage.checkpoint import BEST, Checkpoint, build_model, to_bytes
 from storage.checks import locked
 from storage.folder import write_settings
+from training.device import select_runtime
+from training.evaluate import exact_loss
 
 GPT2 = {  # the architecture of nanoGPT, in the settings of this project
     "positions": "learned",
@@ -82,11 +87,12 @@ def main(argv: list[str] | None = None) -> int:
 def read_nanogpt(path: Path, text: Path, encoding: str) -> Checkpoint:
     """Read a ckpt.pt of nanoGPT, trained on a text; raise CheckpointError if the two do not fit."""
     try:  # as nanoGPT reads it: a byte order mark is a character
-        vocabulary = "".join(sorted(set(text.read_text(encoding))))
+        characters = text.read_text(encoding)
     except (OSError, UnicodeError, LookupError) as error:
         raise DataError(
             f"{text}: cannot be read: {error}; name the text or its --encoding"
         ) from error
+    vocabulary = "".join(sorted(set(characters)))
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
         args = {"bias": True} | content["model_args"]  # early versions have no `bias`
@@ -111,7 +117,18 @@ def read_nanogpt(path: Path, text: Path, encoding: str) -> Checkpoint:
     # a checkpoint without optimizer state can be sampled from and fine-tuned, not resumed
     config = Config(data=DataConfig(encoding=encoding), model=model, train=ADAMW)
     checkpoint = Checkpoint(config, vocabulary, tensors, {"name": text.name}, path=path)
-    build_model(checkpoint)  # checks the tensors
+    model = build_model(checkpoint)  # checks the tensors
+
+    # Of another text with as many distinct characters, the model is confidently wrong. A uniform
+    # guess has the loss ln V; a model that has learned nothing may be just above it: 0.1 nats.
+    split = Split(CharTokenizer(vocabulary).encode(characters[: 16 * model.config.block_size + 1]))
+    windows = evaluation_windows(split, model.config.block_size, batch_size=16)
+    loss = exact_loss(model, windows, select_runtime("cpu", "float32"))
+    if loss > log(vocab_size) + 0.1:
+        raise CheckpointError(
+            f"{path}: a loss of {loss:.2f} on --vocabulary, worse than a uniform guess; give the text "
+            "that the model was trained on"
+        )
     return checkpoint
 
 
