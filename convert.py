@@ -126,8 +126,8 @@ def read_nanogpt(path: Path, text: Path, encoding: str) -> Checkpoint:
     loss = exact_loss(model, windows, select_runtime("cpu", "float32"))
     if loss > log(vocab_size) + 0.1:
         raise CheckpointError(
-            f"{path}: a loss of {loss:.2f} on --vocabulary, worse than a uniform guess; give the text "
-            "that the model was trained on"
+            f"{path}: a loss of {loss:.2f} on --vocabulary, worse than a uniform guess; give the "
+            "text that the model was trained on"
         )
     return checkpoint
 
