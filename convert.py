@@ -44,7 +44,7 @@ ADAMW = TrainConfig(optimizer="adamw", learning_rate=1e-3, schedule="cosine", mi
 SHARED = ("n_layer", "n_head", "n_embd", "block_size", "bias", "dropout")
 NAME_PARTS = {  # a part of a parameter's name in nanoGPT -> here; applied in this order
     "_orig_mod.": "",  # the prefix of a compiled model
-    "module.": "",  # and of one in DistributedDataParallel
+    "module.": "",  # and of one that several GPUs trained
     "transformer.h.": "blocks.",
     "transformer.wte": "token_embedding",
     "transformer.wpe": "position_embedding",
