@@ -24,7 +24,7 @@ from common.files import expand_home, holds_run, script_command, write_atomic
 from configs.schema import Config, DataConfig, ModelConfig, TrainConfig
 from data.batches import Split, evaluation_windows
 from data.tokenizer import CharTokenizer
-from storage.checkpoint import BEST, Checkpoint, build_model, to_bytes
+from storage.checkpoint import BEST, Checkpoint, model_of, to_bytes
 from storage.checks import locked
 from storage.folder import write_settings
 from training.device import select_runtime
@@ -117,7 +117,7 @@ def read_nanogpt(path: Path, text: Path, encoding: str) -> Checkpoint:
     # a checkpoint without optimizer state can be sampled from and fine-tuned, not resumed
     config = Config(data=DataConfig(encoding=encoding), model=model, train=ADAMW)
     checkpoint = Checkpoint(config, vocabulary, tensors, {"name": text.name}, path=path)
-    model = build_model(checkpoint)  # checks the tensors
+    model = model_of(checkpoint)  # checks the tensors
 
     # Of another text with as many distinct characters, the model is confidently wrong. A uniform
     # guess has the loss ln V; a model that has learned nothing may be just above it: 0.1 nats.

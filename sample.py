@@ -34,7 +34,7 @@ from page.export import write_page
 from sampling.conversation import converse
 from sampling.novel import print_longest_passage, print_novel_items
 from sampling.score import score
-from storage.checkpoint import build_model, load_for_sampling
+from storage.checkpoint import load_for_sampling, model_of
 from training.device import select_runtime
 
 SAMPLES_PER_BATCH = 64  # samples to generate at once
@@ -63,7 +63,7 @@ class LoadedModel:
         self.runtime = select_runtime(options.device, options.dtype)
         self.checkpoint = load_for_sampling(options.ckpt)
         chosen = {"layout": options.layout, "kernel": options.kernel}
-        self.model = build_model(self.checkpoint, **{n: c for n, c in chosen.items() if c})
+        self.model = model_of(self.checkpoint, **{n: c for n, c in chosen.items() if c})
         # generation casts the weights; scoring uses autocast, as training does; a page has float32
         dtype = torch.float32 if options.score or options.html else self.runtime.dtype
         self.model.to(self.runtime.device, dtype)

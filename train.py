@@ -13,12 +13,12 @@ import os
 from contextlib import closing, nullcontext, suppress
 
 from configs.command import TrainCommand, parse_train
-from storage.checks import check_disk, locked
+from storage.checks import check_paths, locked
 
 if __name__ == "__main__":
     # before importing torch, which takes seconds
     COMMAND = parse_train()
-    check_disk(COMMAND)
+    check_paths(COMMAND)
     # idle OpenMP threads soon sleep, so that other programs get the cores; read by torch's import
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     # glibc gives large blocks back to the system, which fills them with zeros before the next step
@@ -43,7 +43,7 @@ from data.corpus import Corpus, load_corpus
 from model.gpt import cross_entropy
 from storage.checkpoint import load_for_resume, load_for_sampling, restore, restore_weights
 from storage.folder import Saver
-from storage.log import Log, say_start
+from storage.log import Log, say_origin
 from training.device import Runtime, select_runtime
 from training.distributed import World
 from training.duration import Timing, settings_for_minutes
@@ -102,7 +102,7 @@ def build_run(command: TrainCommand, world: World) -> Run:
     elif checkpoint:
         restore_weights(checkpoint, run.model)
 
-    say_start(command, checkpoint, run)
+    say_origin(command, checkpoint, run)
     return run
 
 

@@ -27,7 +27,7 @@ from data.corpus import Corpus, load_corpus
 from model.generate import Sampler
 from model.gpt import GPT
 from model.inspect import attention_maps
-from storage.checkpoint import BEST, build_model, load_checkpoint, to_bytes
+from storage.checkpoint import BEST, load_checkpoint, model_of, to_bytes
 from train import lr_multiplier
 from training.device import select_runtime
 from training.evaluate import window_losses
@@ -199,7 +199,7 @@ def draw_gpt(folder: Path) -> None:
     saved = load_checkpoint(train_variant(folder / "plays", "plays", *SMALL) / BEST)
     settings = replace(saved.settings, out_dir="auto")  # no path of the temporary folder
     write_atomic(pictures / "plays.safetensors", to_bytes(replace(saved, settings=settings)))
-    model = build_model(saved).eval()
+    model = model_of(saved).eval()
     corpus = load_corpus(DataConfig(sources=["data/plays"]))
     schedules(pictures / "schedules.svg")
     loss_by_position(pictures / "loss_by_position.svg", model, corpus)

@@ -41,7 +41,7 @@ from data.batches import evaluation_windows
 from data.corpus import load_corpus
 from model.generate import Generation, Sampler
 from model.gpt import GPT
-from storage.checkpoint import build_model
+from storage.checkpoint import model_of
 from training.device import select_runtime
 from training.evaluate import exact_loss
 
@@ -96,7 +96,7 @@ def train_nanogpt(folder: Path) -> tuple[float, float, float]:
 
 def nanogpt_loss(ckpt: Path, text: Path) -> float:
     """Return the exact loss of a checkpoint of nanoGPT on the last tenth of its text."""
-    model = build_model(read_nanogpt(ckpt, text, "utf-8"))
+    model = model_of(read_nanogpt(ckpt, text, "utf-8"))
     val = load_corpus(DataConfig(sources=[str(text)])).val
     windows = evaluation_windows(val, model.config.block_size, batch_size=64)
     return exact_loss(model, windows, select_runtime("cpu", "float32"))

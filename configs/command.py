@@ -31,8 +31,8 @@ from configs.schema import (
     SampleConfig,
     StartOptions,
     find_setting,
-    flat_settings,
     from_flat,
+    settings_by_name,
 )
 
 TRAIN_USAGE = """\
@@ -82,7 +82,7 @@ class TrainCommand(StartOptions):
         new one only takes its architecture from them. Options change what may change.
         """
         values, where, kept = self.settings_in_file, self.config_file, set()
-        then = flat_settings(saved or Config())
+        then = settings_by_name(saved or Config())
         if self.mode == "resumed":
             values, where, kept = then, self.out_dir, FIXED
         elif self.mode == "fine-tuned":
@@ -96,7 +96,7 @@ class TrainCommand(StartOptions):
         with error_context(f"{where}{' and the options' if self.overrides else ''}"):
             settings = from_flat(values | overrides)
 
-        now = flat_settings(settings)
+        now = settings_by_name(settings)
         changes = [f"--{n}={now[n]} (it has {then[n]})" for n in sorted(kept) if now[n] != then[n]]
         if changes:
             changes = ", ".join(changes)
@@ -305,7 +305,7 @@ def to_yaml(config: Config) -> str:
     """Return the complete settings as YAML that `read_config` reads back."""
     import yaml
 
-    dump = partial(yaml.safe_dump, flat_settings(config), sort_keys=False, width=100)
+    dump = partial(yaml.safe_dump, settings_by_name(config), sort_keys=False, width=100)
     text = dump(allow_unicode=True)
     # non-ASCII characters as they are, unless one is invisible
     return text if text.replace("\n", "").isprintable() else dump(allow_unicode=False)

@@ -216,7 +216,7 @@ def flat(settings: Mapping[str, object]) -> dict[str, object]:
     return values
 
 
-def flat_settings(config: Config) -> dict[str, object]:
+def settings_by_name(config: Config) -> dict[str, object]:
     """Return every setting by its name."""
     return flat(asdict(config))
 

@@ -125,7 +125,7 @@ class Generation:
     def append(self, ids: np.ndarray) -> None:
         """Append supplied ids (B, T), such as a prompt, to the texts."""
         self.sampler.advance(ids.shape[1])
-        self._extend(ids)
+        self._append_ids(ids)
 
     def draw(self) -> np.ndarray:
         """Draw the next character of each text, which is not empty, and append it: ids (B,)."""
@@ -137,10 +137,10 @@ class Generation:
         read = start if self.cache is None else start + self.cache.length
         unread = self.length - read  # characters; at least the last one
         ids = self.sampler(last_logits(self.model, self.recent_ids[:, -unread:], self.cache))
-        self._extend(ids[:, None])
+        self._append_ids(ids[:, None])
         return ids
 
-    def _extend(self, ids: np.ndarray) -> None:
+    def _append_ids(self, ids: np.ndarray) -> None:
         self.length += ids.shape[1]
         # what has left the window for good is dropped: a long text takes no longer per character
         block_size = self.model.config.block_size

@@ -141,7 +141,7 @@ class GPT(nn.Module):
 
         Raises ValueError for more than block_size tokens, cached ones included.
         """
-        T, all_ids = ids.size(1), ids if cache is None else cache.joined_with(ids)  # (B, S)
+        T, all_ids = ids.size(1), ids if cache is None else cache.ids_with(ids)  # (B, S)
         S = all_ids.size(1)
         if self.config.block_size < S:
             raise ValueError(f"{S} tokens exceed block_size {self.config.block_size}")

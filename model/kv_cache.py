@@ -50,6 +50,6 @@ class KVCache:
         """The number of tokens read."""
         return 0 if self.ids is None else self.ids.size(1)
 
-    def joined_with(self, ids: Tensor) -> Tensor:
+    def ids_with(self, ids: Tensor) -> Tensor:
         """Return the ids read so far and new ones (B, T), all in memory of their own: (B, S)."""
         return torch.cat([ids[:, :0] if self.ids is None else self.ids, ids], dim=1)

@@ -40,7 +40,7 @@ class Checkpoint:
 
     A tensor's name is its kind and its parameter: "model.blocks.0.mlp.up" is a weight, and
     "momentum_buffer.blocks.0.mlp.up" its momentum. Names and shapes are the same in every attention
-    layout (see `tensor_views`). `restore` and `build_model` check that the tensors fit the model.
+    layout (see `tensor_views`). `restore` and `model_of` check that the tensors fit the model.
     The best weights are saved without moments.
     """
 
@@ -52,7 +52,7 @@ class Checkpoint:
     environment: str = ""  # see training.device.environment
     path: Path | None = None  # of the file
 
-    def of_kind(self, kind: str) -> dict[str, Tensor]:
+    def tensors_of_kind(self, kind: str) -> dict[str, Tensor]:
         """Return the tensors of a kind by the names of `named_tensors`."""
         tensors, prefix = self.tensors, f"{kind}."
         return {n.removeprefix(prefix): tensors[n] for n in tensors if n.startswith(prefix)}
@@ -66,7 +66,7 @@ class Checkpoint:
 # ------------------------------------------------------------------------------- run <-> checkpoint
 
 
-def tensors_of(run: Run) -> dict[str, Tensor]:
+def state_tensors(run: Run) -> dict[str, Tensor]:
     """Return a copy of all tensors of a run's state by name: weights and moments."""
     return {
         f"{kind}.{name}": tensor
@@ -78,7 +78,7 @@ def tensors_of(run: Run) -> dict[str, Tensor]:
 def make_checkpoint(run: Run) -> Checkpoint:
     """Copy the state of a run into a checkpoint; raise NonFiniteError if a tensor is not finite."""
     # a checkpoint that cannot be resumed must not replace one that can
-    tensors = tensors_of(run)
+    tensors = state_tensors(run)
     if not all(tensor.isfinite().all() for tensor in tensors.values()):
         raise run.divergence_error("the weights or their moments are no longer finite")
 
@@ -107,9 +107,9 @@ def restore(checkpoint: Checkpoint, run: Run) -> None:
     and for tensors that do not fit the run.
     """
     check_text(checkpoint.text, run)
-    check_tensors(checkpoint.path, checkpoint.tensors, tensors_of(run))
+    check_tensors(checkpoint.path, checkpoint.tensors, state_tensors(run))
     for kind, of in run.state_by_kind.items():
-        set_tensors(run.model, checkpoint.of_kind(kind), of)
+        set_tensors(run.model, checkpoint.tensors_of_kind(kind), of)
     adamw, *_ = run.optimizers
     adamw.step_counts.fill_(checkpoint.progress.step)
 
@@ -124,7 +124,7 @@ def restore_weights(checkpoint: Checkpoint, model: GPT) -> None:
 
     Raises CheckpointError for weights that do not fit.
     """
-    weights, initial = checkpoint.of_kind("model"), named_tensors(model)
+    weights, initial = checkpoint.tensors_of_kind("model"), named_tensors(model)
     # new characters are at the end of the vocabulary; they keep their initial rows
     old_size = len(checkpoint.vocabulary)
     for name in weights.keys() & initial.keys():
@@ -135,7 +135,7 @@ def restore_weights(checkpoint: Checkpoint, model: GPT) -> None:
     set_tensors(model, weights)
 
 
-def build_model(checkpoint: Checkpoint, **changed: str) -> GPT:
+def model_of(checkpoint: Checkpoint, **changed: str) -> GPT:
     """Build a model with the weights of a checkpoint; raise CheckpointError unless they fit.
 
     `changed` may name another attention layout or kernel.
@@ -165,7 +165,7 @@ def load_model(path: str | Path) -> tuple[GPT, CharTokenizer]:
     For the exact loss of a long text see `training.evaluate.exact_loss`.
     """
     checkpoint = load_for_sampling(path)
-    return build_model(checkpoint).eval(), CharTokenizer(checkpoint.vocabulary)
+    return model_of(checkpoint).eval(), CharTokenizer(checkpoint.vocabulary)
 
 
 def check_text(text: Mapping[str, str | None], run: Run) -> None:

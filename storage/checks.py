@@ -17,7 +17,7 @@ from configs.command import TrainCommand
 from data.text import find_sources
 
 
-def check_disk(command: TrainCommand) -> None:
+def check_paths(command: TrainCommand) -> None:
     """Raise a UserError if the run of a command cannot start; create its folder if necessary.
 
     A download is not tried, and the sources of a resumed run are those of its checkpoint.

@@ -19,7 +19,7 @@ from common.files import METRICS, runs_near, script_command, shell_command
 from common.messages import counted, first_few, printable, quoted_character
 from configs.command import ARCHITECTURE, TrainCommand, to_yaml
 from configs.fields import format_escapes
-from configs.schema import flat_settings
+from configs.schema import settings_by_name
 from data.corpus import length_advice
 from model.parameters import parameter_count
 from storage.checkpoint import Checkpoint
@@ -37,7 +37,7 @@ LR_TAGS = ("train/lr", "train/lr/muon")  # of AdamW, and of Muon if it is used
 FINE_TUNE_FACTOR = 0.3
 
 
-def say_start(command: TrainCommand, checkpoint: Checkpoint | None, run: Run) -> None:
+def say_origin(command: TrainCommand, checkpoint: Checkpoint | None, run: Run) -> None:
     """Print from which checkpoint a run starts, and what the user should know about that."""
     if command.resume and command.mode != "resumed":
         # the first start of a script that always resumes, or a misspelled --out_dir
@@ -60,7 +60,7 @@ def say_start(command: TrainCommand, checkpoint: Checkpoint | None, run: Run) ->
         return
 
     say(f"the architecture is that of {checkpoint.path}")
-    in_file, settings = command.settings_in_file, flat_settings(run.settings)
+    in_file, settings = command.settings_in_file, settings_by_name(run.settings)
     ignored = [f"{n} {v}" for n, v in in_file.items() if n in ARCHITECTURE and v != settings[n]]
     if ignored:
         rope = "block_size" in in_file and settings["positions"] == "rope"
@@ -95,7 +95,7 @@ class Log:
         self.speed_said = False
         self.warned: set[str] = set()  # of metrics.csv or TensorBoard
         self.writer = None
-        with self._optional("TensorBoard"):
+        with self._warn_on_failure("TensorBoard"):
             if folder:
                 # here, because it may be missing, or fail beside a broken TensorFlow
                 from torch.utils.tensorboard import SummaryWriter
@@ -250,7 +250,7 @@ class Log:
         return f"about {(time.monotonic() - self.began) / done * left / 60:.1f} minutes left"
 
     @contextmanager
-    def _optional(self, part: str) -> Iterator[None]:
+    def _warn_on_failure(self, part: str) -> Iterator[None]:
         """Go on without a part of the log that cannot be written, with one warning."""
         try:
             yield
@@ -262,7 +262,7 @@ class Log:
     def _write(self, step: int, scalars: Mapping[str, float], views: Mapping) -> None:
         """Write numbers to metrics.csv and TensorBoard, texts and images to TensorBoard, by tag."""
         if self.folder and scalars:
-            with self._optional(METRICS):
+            with self._warn_on_failure(METRICS):
                 minutes = (time.monotonic() - self.opened) / 60
                 cells = [str(scalars.get(tag, "")) for tag in COLUMNS]
                 # opened for each row: a kill loses none
@@ -273,7 +273,7 @@ class Log:
                         file.write("\n" if end else CSV_HEADER)
                     file.write(",".join([str(step), f"{minutes:.3f}", *cells]) + "\n")
         if self.writer and self.folder.is_dir():  # not while it is moved or deleted
-            with self._optional("TensorBoard"):
+            with self._warn_on_failure("TensorBoard"):
                 for tag, value in scalars.items():
                     self.writer.add_scalar(tag, value, step)
                 for tag, view in views.items():

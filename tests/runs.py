@@ -24,7 +24,7 @@ import train as train_script
 from common.console import UserError, report
 from common.files import write_atomic
 from configs.command import parse_sample_options, parse_train
-from configs.schema import flat_settings
+from configs.schema import settings_by_name
 from storage.checkpoint import BEST, LAST, Checkpoint, load_checkpoint, to_bytes
 from tests.conftest import ROOT
 from training import evaluate
@@ -235,7 +235,7 @@ def same_runs(a: Path, b: Path) -> bool:
     for folder in (a, b):
         outcome = [repr(scalars(folder))]  # as text, since NaN != NaN
         for saved in (load_checkpoint(folder / name) for name in (LAST, BEST)):
-            outcome.append(flat_settings(saved.settings) | {"out_dir": "", "sources": ""})
+            outcome.append(settings_by_name(saved.settings) | {"out_dir": "", "sources": ""})
             outcome.append(replace(saved, settings=None, tensors=bits(saved.tensors), path=None))
         outcomes.append(outcome)
     return outcomes[0] == outcomes[1]

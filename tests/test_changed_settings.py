@@ -7,7 +7,7 @@ import torch
 
 from common.console import ConfigError
 from configs.command import ARCHITECTURE, FIXED
-from configs.schema import flat_settings
+from configs.schema import settings_by_name
 from data.batches import evaluation_windows
 from model.attention import LAYOUTS
 from storage.checkpoint import BEST, LAST, load_checkpoint
@@ -58,7 +58,7 @@ def test_changed_setting_takes_effect(changed):
 
 def test_fixed_setting_is_refused(changed, way, uninterrupted):
     """With both values; a repeated command is none."""
-    own = flat_settings(load_checkpoint(uninterrupted / LAST).settings)
+    own = settings_by_name(load_checkpoint(uninterrupted / LAST).settings)
     of_run = {"max_val_chars": 5, "optimizer": "adamw", "seed": 7}
     wrong = REFUSED | (of_run if way == "resume" else {})
     with pytest.raises(ConfigError, match=r"; omit it, or train a new model$") as error:
@@ -81,7 +81,7 @@ def test_init_from_keeps_the_architecture(options, uninterrupted, tmp_path):
     note = "note: on text that this parent was trained on, the validation loss is too low"
     assert output.count(note) == 1
     then, now = (load_checkpoint(run / LAST).settings for run in (uninterrupted, new))
-    then, now = flat_settings(then), flat_settings(now)
+    then, now = settings_by_name(then), settings_by_name(now)
     assert all(now[name] == then[name] for name in ARCHITECTURE)
 
 

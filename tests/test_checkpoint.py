@@ -53,8 +53,8 @@ def error_message(call, *arguments):
 def test_checkpoint_is_what_was_written(small):
     saved = load_checkpoint(small)
     assert replace(saved, tensors={}) == Checkpoint(Config(), VOCABULARY, {}, path=small)
-    assert bits(saved.of_kind("model")) == bits({"a": A})
-    assert bits(saved.of_kind("exp_avg")) == bits({"a": HALF})
+    assert bits(saved.tensors_of_kind("model")) == bits({"a": A})
+    assert bits(saved.tensors_of_kind("exp_avg")) == bits({"a": HALF})
 
 
 def test_checkpoint_has_no_line_of_the_text(uninterrupted):

@@ -21,9 +21,9 @@ from configs.schema import (
     ModelConfig,
     SampleConfig,
     find_setting,
-    flat_settings,
+    settings_by_name,
 )
-from storage.checks import check_disk, locked
+from storage.checks import check_paths, locked
 from tests.conftest import ROOT, run_command
 from tests.runs import exit_code, train_main
 from tests.texts import write
@@ -159,7 +159,7 @@ def test_wrong_file(content):
 @pytest.mark.parametrize("words", WRONG_OPTIONS)
 def test_wrong_option(words):
     assert WRONG_OPTIONS[words] in error_message(
-        lambda argv: check_disk(parse_train(argv)), words.split()
+        lambda argv: check_paths(parse_train(argv)), words.split()
     )
 
 
@@ -177,7 +177,7 @@ def test_name_that_is_not_utf_8():
 def test_value(words):
     options = words.split() if words.startswith("--") else []
     file = "my.yaml" if options else write("value.yaml", words)
-    found = flat_settings(parse_train([file, *options]).config)
+    found = settings_by_name(parse_train([file, *options]).config)
     value = found[re.search(r"[a-z][\w-]+", words)[0].replace("-", "_")]
     assert value == VALUES[words] and type(value) is type(VALUES[words])
 

@@ -7,7 +7,7 @@ import pytest
 
 from common.console import ConfigError
 from configs.command import parse_train
-from configs.schema import Config, DataConfig, flat_settings
+from configs.schema import Config, DataConfig, settings_by_name
 from storage.checkpoint import LAST, load_checkpoint
 from tests.conftest import ROOT
 from tests.runs import at_step, same_runs, small_run_args, train
@@ -88,7 +88,7 @@ def options(tmp_path):
 
 def lengths_of(run):
     """Return the options of the length that --minutes has chosen."""
-    settings = flat_settings(load_checkpoint(run / LAST).settings)
+    settings = settings_by_name(load_checkpoint(run / LAST).settings)
     return [f"--{n}={settings[n]}" for n in ("max_iters", "eval_interval", "max_val_chars")]
 
 

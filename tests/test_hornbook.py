@@ -10,7 +10,7 @@ from tqdm import tqdm
 import hornbook
 from configs import schema
 from configs.command import parse_train
-from configs.schema import flat_settings
+from configs.schema import settings_by_name
 from data.batches import IGNORE_INDEX, Batches, evaluation_windows
 from data.corpus import load_corpus
 from model.generate import last_logits
@@ -68,7 +68,7 @@ def assert_equal(steps, text, tolerance, *options):
 
 def test_hornbook_has_the_settings():
     """Of configs/shakespeare.yaml."""
-    settings = flat_settings(parse_train(["configs/shakespeare.yaml"]).config)
+    settings = settings_by_name(parse_train(["configs/shakespeare.yaml"]).config)
     settings |= {"temperature": schema.DEFAULT_TEMPERATURE}
     settings["adamw_betas"] = settings["beta1"], settings["beta2"]
     constants = {name: value for name, value in vars(hornbook).items() if name.isupper()}

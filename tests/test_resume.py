@@ -173,6 +173,7 @@ def test_config_never_changes_a_run(stopped, uninterrupted, tmp_path):
     other.write_text((tmp_path / "text.txt").read_text()[::-1])
     config.write_text(f"max_iters: 7\nn_layer: 7\nval_sources: {other}\n")
     code, output = train(config, f"--out_dir={stopped}", "--resume")
-    line = f"resuming {stopped} at step 10 of 24 with its own settings and length, not those of {config}\n"
+    start = f"resuming {stopped} at step 10 of 24"
+    line = f"{start} with its own settings and length, not those of {config}\n"
     assert code == 0 and line in output and "will differ from an uninterrupted run" not in output
     assert same_runs(uninterrupted, stopped)
