@@ -80,6 +80,19 @@ def test_js_logits():
         assert_logits(logits, model, ids)
 
 
+def test_js_logits_of_an_edited_text():
+    """The caches of the text before are reused up to the first change alone."""
+    model, texts = random_model(), [[1, 2, 3, 4, 5], [1, 2, 9, 4, 5, 6], [1, 7]]
+    code = """
+    const reader = new Reader(modelOf(given));
+    return given.ids.map((text) => Array.from(reader.read(text, text.length)));
+    """
+    for ids, logits in zip(texts, run_node(code, packed(model, texts)), strict=True):
+        with torch.inference_mode():
+            expected = model(torch.tensor([ids]))[0, -1].tolist()
+        assert logits == pytest.approx(expected, abs=1e-4)
+
+
 @pytest.mark.parametrize("separator", ["\n", "=\n"])
 def test_js_window_of_an_item(separator):
     """Each item of a list is read alone."""
