@@ -22,7 +22,10 @@ def converse(loaded) -> int:
         sys.stdin.reconfigure(encoding=None if typing else "utf-8-sig", errors="surrogateescape")
     if typing:
         with suppress(ImportError):  # Windows edits lines without it
-            import readline  # noqa: F401 - `input` then has the arrow keys
+            import readline  # `input` then has the arrow keys
+
+            # a terminal hands on a Ctrl-D that was typed during a reply as Ctrl-@
+            readline.parse_and_bind(r'"\C-@": "\C-d"')
         print_stderr("the model continues what you type; an empty line lets it go on; Ctrl-D ends")
     return converse_in_items(loaded) if loaded.item_format else converse_in_text(loaded)
 

@@ -5,6 +5,7 @@ import select
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 
 import pytest
 
@@ -59,6 +60,19 @@ def shown(terminal: int, end: str) -> str:
     return content.decode(errors="backslashreplace").replace("\r\n", "\n")
 
 
+@contextmanager
+def on_a_terminal(*words):
+    """Run sample.py; give the process, and the descriptor of its screen and keyboard."""
+    terminal, other_end = pytest.importorskip("pty").openpty()  # POSIX
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), other_end)
+    with subprocess.Popen([sys.executable, "sample.py", *words], cwd=ROOT, **streams) as process:
+        try:
+            yield process, terminal
+            process.wait(60)  # seconds
+        finally:
+            process.kill()
+
+
 HINT = "the model continues what you type; an empty line lets it go on; Ctrl-D ends\n"
 
 
@@ -66,10 +80,7 @@ def test_conversation_on_a_terminal(uninterrupted):
     """Lines are edited, and replies are those to a pipe."""
     options = ["--interactive", "--max-new-tokens=30"]
     replies = run_sample(uninterrupted, *options, stdin=b"So it\nSo it\n")[0]
-    terminal, other_end = pytest.importorskip("pty").openpty()  # POSIX
-    streams = dict.fromkeys(("stdin", "stdout", "stderr"), other_end)
-    words = [sys.executable, "sample.py", f"--ckpt={uninterrupted}", *options]
-    with subprocess.Popen(words, cwd=ROOT, **streams) as process:
+    with on_a_terminal(f"--ckpt={uninterrupted}", *options) as (process, terminal):
         assert shown(terminal, "> ") == f"{HINT}> "
         os.write(terminal, b"o it" + b"\x1b[D" * 4 + b"S\n")  # four times the arrow to the left
         first = shown(terminal, "\n> ")
@@ -78,6 +89,19 @@ def test_conversation_on_a_terminal(uninterrupted):
         os.write(terminal, b"\x04")  # Ctrl-D ends
     assert process.returncode == 0
     assert "".join(turn.removesuffix("> ") for turn in turns) == replies
+
+
+def test_ctrl_d_during_a_reply(uninterrupted):
+    """It ends the conversation when the reply ends."""
+    options = ["--interactive", "--max-new-tokens=2000"]
+    with on_a_terminal(f"--ckpt={uninterrupted}", *options) as (process, terminal):
+        shown(terminal, "> ")
+        os.write(terminal, b"So\n")
+        shown(terminal, "So\r\n")
+        os.read(terminal, 1)  # of the reply
+        os.write(terminal, b"\x04")
+        assert len(shown(terminal, "\n> ")) > 2000
+    assert process.returncode == 0
 
 
 def test_sample_ends_with_ctrl_c(uninterrupted):
