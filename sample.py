@@ -2,19 +2,19 @@
 
 `LoadedModel` loads a checkpoint and continues prompts; `model/generate.py` has the KV cache and the
 random choice. `print_samples` prints what comes. In `sampling/` is what else the options ask for:
-`conversation.py` (--interactive), `novel.py` (--novel) and `score.py` (--score).
+`conversation.py` (--interactive), `novel.py` (--novel) and `score.py` (--score); `inputs.py` checks
+what the model reads.
 
 A model of a *list* was trained on items that end in a separator: names, one per line. Each of its
 samples is one item.
 """
 
-import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from common.console import ConfigError, print_stderr, print_text, say
+from common.console import print_stderr, print_text, say
 from common.files import expand_home
-from common.messages import first_few, quoted, quoted_character
+from common.messages import first_few, quoted
 from configs.command import parse_sample_options
 from configs.schema import DEFAULT_TEMPERATURE, SampleConfig
 from storage.checks import find_checkpoint
@@ -27,11 +27,11 @@ if __name__ == "__main__":
 import torch
 
 from data.items import ItemFormat
-from data.text import read_text
 from data.tokenizer import CharTokenizer
 from model.generate import Generation, Sampler
 from page.export import write_page
 from sampling.conversation import converse
+from sampling.inputs import checked_prompt, read_source
 from sampling.novel import print_longest_passage, print_novel_items
 from sampling.score import score
 from storage.checkpoint import load_for_sampling, model_of
@@ -81,45 +81,6 @@ class LoadedModel:
         if options.temperature == "auto":
             options = replace(options, temperature=0 if self.answer_after else DEFAULT_TEMPERATURE)
         self.options = options
-
-    def without_unknown(self, texts: Sequence[str]) -> list[str]:
-        """Return texts without characters that the model has never read; a note names these.
-
-        A letter typed as `e` and an accent becomes `é` (NFC), unless the model has read both.
-        """
-        if not set().union(*texts) <= set(self.tokenizer.vocabulary):
-            texts = [unicodedata.normalize("NFC", text) for text in texts]
-        unknown = sorted(set().union(*texts).difference(self.tokenizer.vocabulary))
-        if unknown:
-            print_stderr(f"left out, never read: {first_few(map(quoted_character, unknown))}")
-        return [text.translate(dict.fromkeys(map(ord, unknown))) for text in texts]
-
-    def read_source(self, source: str) -> tuple[str, list[str]]:
-        """Return the name of a text, and the characters of its files, as training reads them.
-
-        `source` is a file, folder or pattern, as in --sources.
-        """
-        text = read_text((source,), self.checkpoint.settings.data.encoding)
-        for note in text.notes:
-            print_stderr(note)
-        return text.label, self.without_unknown(text.contents)
-
-    def checked_prompt(self, text: str, where: str = "prompt") -> str:
-        """Return a prompt or a typed line; raise ConfigError if no item could begin with it."""
-        (text,) = self.without_unknown([text])
-        # a model of a list has only seen single items
-        if self.item_format and self.end in text:
-            raise ConfigError(f"{where}: {quoted(self.end)} ends an item; give the start of one")
-
-        # a model of answers needs a question; the end of a line may end it
-        if self.answer_after not in text and self.answer_after.endswith("\n"):
-            text += "\n"
-        if self.answer_after not in text:
-            raise ConfigError(
-                f"{where}: this model answers questions that end in {quoted(self.answer_after)}; "
-                f"ask one, such as {quoted(self.checkpoint.text['question'])}"
-            )
-        return text
 
     def start_generation(self, prompt: str, numbers: Sequence[int]) -> Generation:
         """Begin samples with a prompt.
@@ -175,8 +136,8 @@ def print_samples(loaded: LoadedModel) -> None:
 
     With --novel, also name the longest passage of each sample that is in the text of --novel.
     """
-    options, prompt = loaded.options, loaded.checked_prompt(loaded.options.prompt)
-    name, files = loaded.read_source(options.novel) if options.novel else ("", [])
+    options, prompt = loaded.options, checked_prompt(loaded, loaded.options.prompt)
+    name, files = read_source(loaded, options.novel) if options.novel else ("", [])
     first = options.sample or 1
     numbers = range(first, first + (1 if options.sample else options.num_samples))
 
@@ -195,7 +156,7 @@ def write_html(loaded: LoadedModel) -> None:
     """Write a page that runs the model in a browser, and print its size."""
     # without a prompt, the page begins with the example question, if there is one
     options, prompt = loaded.options, loaded.options.prompt
-    prompt = prompt and loaded.checked_prompt(prompt)
+    prompt = prompt and checked_prompt(loaded, prompt)
     size = write_page(expand_home(options.html), loaded.checkpoint, loaded.model, options, prompt)
     say(f"{options.html}: {size / 1e6:,.1f} MB; open it in a browser")
 

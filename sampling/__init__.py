@@ -1,1 +1,1 @@
-"""What sample.py does on request; `loaded` is its LoadedModel: conversations, new items, scores."""
+"""Conversations, new items and scores of a model; `loaded` is the `LoadedModel` of sample.py."""

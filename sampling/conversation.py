@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from common.console import ConfigError, print_stderr, print_text
+from sampling.inputs import checked_prompt
 
 
 def converse(loaded) -> int:
@@ -36,7 +37,7 @@ def converse_in_text(loaded) -> int:
     After an empty line the model simply goes on. A stop string that ends a reply, such as `Ann:`,
     is the beginning of the next typed line.
     """
-    prompt = loaded.checked_prompt(loaded.options.prompt)
+    prompt = checked_prompt(loaded, loaded.options.prompt)
     generation = loaded.start_generation(prompt, [loaded.options.sample or 1])
     print_text(prompt)
     text = f"\n{prompt}"  # the start of a text is the start of a line
@@ -44,7 +45,7 @@ def converse_in_text(loaded) -> int:
 
     newline = "\n" if "\n" in loaded.tokenizer.vocabulary else ""  # never read: cannot be encoded
     for line in typed_lines():
-        line = loaded.checked_prompt(line)
+        line = checked_prompt(loaded, line)
         if line and not text.endswith(("\n", *loaded.stops)):
             line = newline + line
         generation.append(loaded.tokenizer.encode(line)[None])
@@ -58,7 +59,7 @@ def converse_in_items(loaded) -> int:
     first, exit_code = loaded.options.sample or 1, 0
     for i, line in enumerate(typed_lines()):
         try:
-            start = loaded.checked_prompt(loaded.options.prompt + line, f"line {i + 1}")
+            start = checked_prompt(loaded, loaded.options.prompt + line, f"line {i + 1}")
         except ConfigError as error:
             print_stderr(f"error: {error}")
             # in a pipe, an empty line keeps the next answers beside their questions

@@ -2,6 +2,7 @@
 
 from common.console import ConfigError, print_stderr, print_text
 from common.messages import counted, quoted
+from sampling.inputs import checked_prompt, read_source
 
 DRAWS_PER_ITEM = 100  # samples to generate, at most, for each new item
 
@@ -28,8 +29,8 @@ def print_novel_items(loaded) -> None:
     options = loaded.options
     if options.sample:
         raise ConfigError("sample: --novel of a list draws until it has new items; leave it out")
-    prompt = loaded.checked_prompt(options.prompt)
-    name, files = loaded.read_source(options.novel)
+    prompt = checked_prompt(loaded, options.prompt)
+    name, files = read_source(loaded, options.novel)
     known = {"", *loaded.item_format.items_of(name, files)}
 
     # a model that has memorized its list may never get there

@@ -3,13 +3,14 @@
 from common.console import DataError, say
 from common.messages import counted
 from data.batches import Split, evaluation_windows
+from sampling.inputs import read_source
 from training.evaluate import BITS_PER_NAT, evaluation_batch_size, window_losses
 
 
 def score(loaded) -> None:
     """Print the mean loss over every character of a text; a list is scored item by item."""
     item_format, tokenizer = loaded.item_format, loaded.tokenizer
-    name, files = loaded.read_source(loaded.options.score)
+    name, files = read_source(loaded, loaded.options.score)
     texts = item_format.items_of(name, files) if item_format else ["".join(files)]
     # each character is predicted once, except the first of a text
     if not texts or (not item_format and len(texts[0]) < 2):
