@@ -69,11 +69,11 @@ class LoadedModel:
         self.model.to(self.runtime.device, dtype)
         self.tokenizer = CharTokenizer(self.checkpoint.vocabulary)
 
-        # each sample of a list is an item, and the separator ends it
+        # a sample of a list is an item, which its separator ends; other text is printed as a line
         self.item_format = ItemFormat.from_settings(self.checkpoint.settings.data)
         item_format = self.item_format or ItemFormat("\n")
-        self.end, self.answer_after = item_format.separator, item_format.answer_after
-        self.stops = options.stop + ((self.end,) if self.item_format else ())
+        self.separator, self.answer_after = item_format.separator, item_format.answer_after
+        self.stops = options.stop + ((self.separator,) if self.item_format else ())
         if never := [s for s in options.stop if not set(s) <= set(self.tokenizer.vocabulary)]:
             print_stderr(f"stop: the model can never write {first_few(map(quoted, never))}")
 
@@ -83,7 +83,7 @@ class LoadedModel:
         self.options = options
 
     def start_generation(self, prompt: str, numbers: Sequence[int]) -> Generation:
-        """Begin samples with a prompt.
+        """Return the beginning of samples, one for each number: the model will continue a prompt.
 
         A sample depends on the seed and its number, counted from 1, not on the other samples.
         """
@@ -95,7 +95,7 @@ class LoadedModel:
         # as in training, an item begins after a separator; other text needs a first character
         start = "" if prompt else self.tokenizer.start_character
         if self.item_format:
-            start = self.end[-1]
+            start = self.separator[-1]
         generation.append(self.tokenizer.encode(start + prompt)[None].repeat(len(numbers), axis=0))
         return generation
 
@@ -106,12 +106,12 @@ class LoadedModel:
 
         `stream` prints the characters of a single text as they come.
         """
-        written = [list(text) for text in texts]  # of characters: `text + c` would copy the text
+        generated = [list(text) for text in texts]  # of characters: `text + c` would copy the text
         longest_stop = max(map(len, self.stops), default=1)
         ended = [False] * len(texts)
         for _ in range(self.options.max_new_tokens):
             new = self.tokenizer.decode(generation.draw())  # one character for each text
-            for i, text in enumerate(written):
+            for i, text in enumerate(generated):
                 # those that have ended are still sampled, but do not grow, until all have
                 if not ended[i]:
                     text.append(new[i])
@@ -120,7 +120,7 @@ class LoadedModel:
                 print_text(new)
             if all(ended):
                 break
-        return ["".join(text) for text in written]
+        return ["".join(text) for text in generated]
 
     def samples(self, prompt: str, numbers: range, stream: bool = False) -> Iterator[str]:
         """Yield samples of a prompt, which are generated in batches."""
@@ -146,7 +146,7 @@ def print_samples(loaded: LoadedModel) -> None:
     print_text(prompt if alone else "")
     for number, text in enumerate(loaded.samples(prompt, numbers, alone), first):
         heading = "" if loaded.item_format else f"---------- sample {number} ----------\n"
-        end = "" if text.endswith(loaded.end) else loaded.end
+        end = "" if text.endswith(loaded.separator) else loaded.separator
         print_text(end if alone else heading + text + end)
         if options.novel:
             print_longest_passage(text.removeprefix(prompt), name, "".join(files))

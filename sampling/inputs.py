@@ -12,8 +12,9 @@ def checked_prompt(loaded, text: str, where: str = "prompt") -> str:
     """Return a prompt or a typed line; raise ConfigError if no item could begin with it."""
     (text,) = without_unknown(loaded, [text])
     # a model of a list has only seen single items
-    if loaded.item_format and loaded.end in text:
-        raise ConfigError(f"{where}: {quoted(loaded.end)} ends an item; give the start of one")
+    if loaded.item_format and loaded.separator in text:
+        separator = quoted(loaded.separator)
+        raise ConfigError(f"{where}: {separator} ends an item; give the start of one")
 
     # a model of answers needs a question; the end of a line may end it
     if loaded.answer_after not in text and loaded.answer_after.endswith("\n"):

@@ -37,7 +37,7 @@ def print_novel_items(loaded) -> None:
     new, drawn = 0, 0
     for text in loaded.samples(prompt, range(1, DRAWS_PER_ITEM * options.num_samples + 1)):
         drawn += 1
-        item = text.removesuffix(loaded.end)
+        item = text.removesuffix(loaded.separator)
         if item not in known and item != text:  # whole: not cut by --max_new_tokens or --stop
             known.add(item)
             new += 1
