@@ -15,10 +15,13 @@ import torch
 from data.tokenizer import CharTokenizer
 from model.generate import Sampler, window_start
 from page import export
-from tests.variants import CHOICES, random_model
+from tests.variants import random_model
 
-RECIPES = ("positions", "n_previous", "norm", "tie_weights", "qk_norm", "logit_softcap")
-PAGE_CHOICES = {name: CHOICES[name] for name in RECIPES} | {"activation": ("gelu", "relu2")}
+PAGE_CHOICES = {  # what model.js computes; a fork may have more
+    "positions": ("learned", "rope"), "n_previous": (0, 3), "norm": ("layernorm", "rmsnorm"),
+    "activation": ("gelu", "relu2"), "tie_weights": (False, True), "qk_norm": (False, True),
+    "logit_softcap": (0.0, 15.0),
+}  # fmt: skip
 SIZES = (  # n_layer, n_head, n_embd, block_size
     {"n_layer": 1, "n_head": 1, "n_embd": 2, "block_size": 1},
     {"n_layer": 3, "n_head": 3, "n_embd": 30, "block_size": 5},
