@@ -49,7 +49,7 @@ from training.distributed import World
 from training.duration import Timing, settings_for_minutes
 from training.evaluate import TOKENS_PER_BATCH, evaluate
 from training.samples import sample_texts
-from training.state import Run, StepResult, resolve
+from training.state import Run, StepResult, resolve_auto
 from training.stop import Stop
 
 
@@ -93,7 +93,7 @@ def build_run(command: TrainCommand, world: World) -> Run:
     if command.minutes and command.mode != "resumed":
         timing = measure_timing(command, settings, corpus, runtime, world)
         settings = settings_for_minutes(command.minutes, settings, timing, len(corpus.val))
-    settings = resolve(settings, corpus)
+    settings = resolve_auto(settings, corpus)
 
     # the model, with initial or saved weights, its optimizers and batches
     run = Run(settings, corpus, runtime, world)
@@ -237,7 +237,7 @@ def measure_timing(
     val_chars = min(TOKENS_PER_BATCH, settings.data.max_val_chars or TOKENS_PER_BATCH)
     data = replace(settings.data, max_val_chars=val_chars)
     began = time.monotonic()
-    settings = resolve(replace(settings, data=data, train=train), corpus)
+    settings = resolve_auto(replace(settings, data=data, train=train), corpus)
     probe = Run(settings, corpus, runtime, world)
 
     def seconds_per_step(count: int) -> float:

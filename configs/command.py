@@ -253,7 +253,7 @@ def read_config(path: str) -> dict[str, object]:
     """
     with error_context(path):
         settings, lines, faults = {}, {}, []
-        for key, line, value in _entries(_read(path)):
+        for key, line, value in _yaml_entries(_read_config_file(path)):
             try:
                 if key in lines:
                     raise ConfigError(f"duplicate key {quoted(key)}, as in line {lines[key]}")
@@ -266,7 +266,7 @@ def read_config(path: str) -> dict[str, object]:
         return settings
 
 
-def _entries(content: str | bytes) -> Iterator[tuple[str, int, object]]:
+def _yaml_entries(content: str | bytes) -> Iterator[tuple[str, int, object]]:
     """Yield the key, the line and the value of each setting in YAML.
 
     A value is a string, a list or None; no object is constructed, whatever tags and aliases say.
@@ -287,16 +287,17 @@ def _entries(content: str | bytes) -> Iterator[tuple[str, int, object]]:
         raise ConfigError(f"has no settings; {form}")
 
     for key_node, node in root.value if root else ():  # None: an empty file
-        value = _text(node)
+        value = _scalar_text(node)
         if node.id == "sequence":
-            value = list(map(_text, node.value))
+            value = list(map(_scalar_text, node.value))
         elif node.id == "mapping":
             value = [None]  # which is no setting's value
-        key = str(_text(key_node)).strip()  # no-break spaces, which are no indentation to YAML
+        # no-break spaces are no indentation to YAML
+        key = str(_scalar_text(key_node)).strip()
         yield key, key_node.start_mark.line + 1, value
 
 
-def _text(node) -> str | None:
+def _scalar_text(node) -> str | None:
     """Return the text of a YAML node; None for `~`, null and nothing, and for what is no text."""
     return node.value if node.id == "scalar" and not node.tag.endswith(":null") else None
 
@@ -311,7 +312,7 @@ def to_yaml(config: Config) -> str:
     return text if text.replace("\n", "").isprintable() else dump(allow_unicode=False)
 
 
-def _read(path: str) -> bytes:
+def _read_config_file(path: str) -> bytes:
     """Return the content of a config file; a relative path may also start at the code's folder."""
     file = resolve_bundled(expand_home(path))
     if not file.is_file():  # a typo, a folder, or the name of a recipe without .yaml

@@ -90,7 +90,7 @@ def _convert(field: Field, value: object) -> object:
             return field.default
     elif isinstance(field.default, tuple):
         texts = (value,) if isinstance(value, str) else tuple(value)
-        if all(_is_text(text, type_) for text in texts):
+        if all(_is_valid_text(text, type_) for text in texts):
             return texts
     elif isinstance(value, str) and value in choices:
         return value
@@ -101,12 +101,12 @@ def _convert(field: Field, value: object) -> object:
         in_range = all(LIMITS[name](number, limit) for name, limit in limits.items())
         if in_range and math.isfinite(number) and number == type_(number):
             return type_(number)
-    elif _is_text(value, type_) and not choices:
+    elif _is_valid_text(value, type_) and not choices:
         return value
     raise ValueError
 
 
-def _is_text(value: object, type_: type) -> bool:
+def _is_valid_text(value: object, type_: type) -> bool:
     """Return whether a value is a non-empty text of a type; raise an error if it is not UTF-8."""
     if not isinstance(value, str) or value.encode() == b"" or "\0" in value:
         return False

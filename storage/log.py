@@ -121,16 +121,19 @@ class Log:
         sizes = ("n_layer", "n_head", "n_embd", "block_size")
         shape = ", ".join(f"{name} {getattr(config, name)}" for name in sizes)
         ranks = f", {run.world.size} processes" if run.world.size > 1 else ""
+        text, split, *notes = run.corpus.summary
+        if run.val_excerpt is not run.corpus.val:
+            chars = f"{run.settings.data.max_val_chars:,} characters"
+            split += f"; an evaluation predicts about {chars}, evenly spaced"
         lines = [
-            *run.corpus.summary,
+            text,
+            split,
+            *notes,
             f"model       {shape}: {parameter_count(run.model):,} parameters",
             f"device      {run.runtime}{ranks}",
             f"training    {counted(train.max_iters, 'step')}, "
             f"{run.epochs_at(train.max_iters):,.1f} epochs, dropout {config.dropout:g}",
         ]
-        if run.val_excerpt is not run.corpus.val:
-            chars = f"{run.settings.data.max_val_chars:,} characters"
-            lines[1] += f"; an evaluation predicts about {chars}, evenly spaced"  # the line `split`
         if note := length_advice(run.corpus, config.block_size):
             lines.append(note)
         say(*lines)

@@ -10,7 +10,7 @@ from configs.schema import Config, ModelConfig, TrainConfig
 from data.batches import Split
 from model.attention import KERNELS, MultiHeadAttention, fastest_kernel
 from tests.texts import load, write
-from training.state import resolve
+from training.state import resolve_auto
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def test_auto_dropout(epochs, n_embd, characters, dropout, tmp_path):
     layers = 4 if n_embd == 128 and characters == 10**5 else 2
     model = ModelConfig(dropout="auto", n_layer=layers, n_embd=n_embd, block_size=100)
     train = TrainConfig(batch_size=10, max_iters=round(epochs * characters / 1000) + 1)
-    assert resolve(Config(model=model, train=train), corpus).model.dropout == dropout
+    assert resolve_auto(Config(model=model, train=train), corpus).model.dropout == dropout
 
 
 @pytest.mark.parametrize(("max_iters", "interval"), [(200, 20), (711, 72), (20, 10), (1, 10)])
@@ -35,7 +35,7 @@ def test_auto_eval_interval(max_iters, interval, tmp_path):
     """A run is evaluated ten times, but at least ten steps lie between."""
     settings = Config(train=TrainConfig(max_iters=max_iters, eval_interval="auto"))
     corpus = load(write(f"{tmp_path}/book.txt"))
-    assert resolve(settings, corpus).train.eval_interval == interval
+    assert resolve_auto(settings, corpus).train.eval_interval == interval
 
 
 @pytest.mark.parametrize(

@@ -198,7 +198,7 @@ def test_first_five_faults_of_a_file(capsys):
 
 def test_random_yaml_is_settings_or_faults(monkeypatch):
     """No traceback, whatever the text."""
-    monkeypatch.setattr("configs.command._read", lambda text: text)
+    monkeypatch.setattr("configs.command._read_config_file", lambda text: text)
     words = [*FIELDS, *"{}[],:-?&*!|>%@`'\"#\n\t\\~\x85é", "\n", ": ", "- ", "? "]
     words += ["&a ", "*a", "<<", "---\n", "...\n", "!!set ", "\n  ", "1e3", "true", '"\\x']
     draw = random.Random(0)

@@ -130,7 +130,7 @@ class Run:
         return 0 < self.settings.train.patience <= self.progress.evals_since_best
 
 
-def resolve(settings: Config, corpus: Corpus) -> Config:
+def resolve_auto(settings: Config, corpus: Corpus) -> Config:
     """Replace what is `auto` by what that means for a text and a length of the run.
 
     `device`, `dtype` and `kernel` stay `auto`: a resume may run on another machine. The sources
