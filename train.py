@@ -59,10 +59,11 @@ def main(command: TrainCommand) -> int:
     # locked before anything is read: until then, another process may still go on with the run
     with locked(command.folder) if world.is_main else nullcontext():
         run = build_run(command, world)
-        # up to here, nothing in the folder has been changed; from here on, a signal such as Ctrl-C
-        # only sets a flag: the loop saves, then stops
+        # from here on, a signal such as Ctrl-C only sets a flag: the loop saves, then stops
         with Stop(world.is_main) as stop:
             saver = Saver(command, run) if world.is_main else None
+            if saver:
+                saver.start()  # the first change in the folder
             with closing(Log(command, run)) as log:
                 log.start()
                 exit_code = training_loop(run, stop, log, saver)

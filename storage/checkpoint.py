@@ -230,6 +230,7 @@ def load_checkpoint(path: Path, remedy: str = "") -> Checkpoint:
             raise ValueError("checksum mismatch")
         parts = json.loads(text) | {"tensors": tensors, "path": path}
         parts["settings"] = from_flat(flat(parts["settings"]))
+        parts["text"] = dict(parts["text"])
         parts["progress"] = Progress(**parts["progress"])
         CharTokenizer(parts["vocabulary"])  # checks it
         return Checkpoint(**parts)

@@ -38,26 +38,28 @@ def write_settings(folder: Path, settings: Config) -> None:
 class Saver:
     """The writer of a run's checkpoints: the newest state in `last`, the best weights in `best`.
 
-    Making one is the first change in the folder: it saves the run as it starts, then removes what
-    is left of a run that is overwritten, and writes config.yaml. A save that fails, as on a full
-    disk, is a warning, and the next one tries again.
+    A save that fails, as on a full disk, is a warning, and the next one tries again.
     """
 
     def __init__(self, command: TrainCommand, run: Run):
-        refuse_to_replace(command)  # one that has begun since the command was parsed
-        self.folder, self.run = command.folder, run
+        self.command, self.folder, self.run = command, command.folder, run
         self.unsaved_best: bytes | None = None  # a best checkpoint that failed to be written
         # of `best`; after a kill between the two writes, `last` does not know of it
         self.earlier_best_loss = math.inf
         if command.mode == "resumed":
             with suppress(CheckpointError):  # there is none, or it is damaged
                 self.earlier_best_loss = load_checkpoint(self.folder / BEST).progress.best_loss
-        self.save(final=command.overwrite)
+
+    def start(self) -> None:
+        """Save the run as it starts, remove a run that it overwrites, and write config.yaml."""
+        refuse_to_replace(self.command)  # one that has begun since the command was parsed
+        overwrite = self.command.overwrite
+        self.save(final=overwrite)
         # the earlier run goes only when this one is on the disk
-        for path in files.files_of_run(self.folder) if command.overwrite else ():
+        for path in files.files_of_run(self.folder) if overwrite else ():
             if path.name != LAST:
                 path.unlink()
-        write_settings(self.folder, run.settings)
+        write_settings(self.folder, self.run.settings)
 
     @property
     def is_due(self) -> bool:
