@@ -20,7 +20,6 @@ from configs.schema import (
     Config,
     ModelConfig,
     SampleConfig,
-    find_setting,
     settings_by_name,
 )
 from storage.checks import check_paths, locked
@@ -208,17 +207,6 @@ def test_random_yaml_is_settings_or_faults(monkeypatch):
             assert read_config(text).keys() <= FIELDS.keys()
         except ConfigError as error:
             assert 1 <= len(error.args) <= 5
-
-
-def unknown(*name):
-    return error_message(lambda name: find_setting(name[0], FIELDS, *name[1:]), name)
-
-
-def test_mistyped_settings_are_recognized():
-    for name in FIELDS.keys() - {"beta1", "beta2"}:  # these differ by one letter
-        for i in range(len(name)):
-            typo = name[:i] + name[i + 1 :]
-            assert f"; did you mean {name} (" in unknown(typo)
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)

@@ -10,8 +10,7 @@ from urllib.error import HTTPError, URLError
 import pytest
 
 from common import files
-from common.console import ConfigError, DataError
-from configs.schema import from_flat
+from common.console import DataError
 from data import text
 from data.text import read_text
 from tests.texts import TEXT, error_message, load, write
@@ -114,14 +113,6 @@ def test_text_sha256():
     assert find("NFC").sha256 == find("NFD").sha256
 
 
-@pytest.mark.parametrize(
-    ("source", "label"),
-    [("data/book/input.txt", "data/book"), ("input.txt", "input.txt"), ("a/input.txt",) * 2],
-)
-def test_text_label(source, label):
-    assert find(write(source)).label == label
-
-
 # --------------------------------------------------------------------------------- notes and errors
 
 NOTED = {  # files, sources, the note
@@ -212,11 +203,6 @@ def test_text_error(name):
 def test_text_error_names_val_sources():
     message = error_message(DataError, write("a.txt"), val_sources=("a.txt", "b.txt"))
     assert message.startswith("b.txt (--val_sources=a.txt --val_sources=b.txt): no such file or ")
-
-
-def test_source_that_is_not_utf_8():
-    with pytest.raises(ConfigError, match=r"^sources must be in UTF-8, but is .*'caf\\udce9.txt'"):
-        from_flat({"sources": ["a.txt", os.fsdecode(b"caf\xe9.txt")]})
 
 
 # ---------------------------------------------------------------------------------------- downloads
