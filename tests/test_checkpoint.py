@@ -1,6 +1,5 @@
 """Checkpoints: damage and foreign files are refused by name; `last` stands in for `best`."""
 
-import io
 import json
 import re
 import shutil
@@ -119,17 +118,9 @@ def test_damage_at_any_byte_is_refused(small):
     error_message(load_checkpoint, small)
 
 
-def pytorch_file():
-    content = io.BytesIO()
-    torch.save({"model": {"weight": torch.zeros(3)}}, content)
-    return content.getvalue()
-
-
 OTHER_FILES = {
-    "empty": b"",
     "text": b"First Citizen:\n" * 100,
     "safetensors": safetensors.torch.save({"w": torch.zeros(3)}),
-    "PyTorch": pytorch_file(),
     "version": safetensors.torch.save(
         {}, {"hornbook 3": "{}", "sha256": checkpoint_digest("{}", {})}
     ),

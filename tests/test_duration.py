@@ -2,6 +2,7 @@
 
 import re
 import signal
+from dataclasses import astuple
 
 import pytest
 
@@ -11,7 +12,7 @@ from configs.schema import Config, DataConfig, settings_by_name
 from storage.checkpoint import LAST, load_checkpoint
 from tests.conftest import ROOT
 from tests.runs import at_step, same_runs, small_run_args, train
-from train import lr_multiplier, train_step
+from train import lr_multiplier, measure_timing, train_step
 from training.duration import EVALUATION_FRACTION, SAFETY, Timing, settings_for_minutes
 
 
@@ -86,45 +87,34 @@ def options(tmp_path):
     return [*words, "--dropout=auto", "--n_embd=32"]  # it can memorize
 
 
-def lengths_of(run):
-    """Return the options of the length that --minutes has chosen."""
-    settings = settings_by_name(load_checkpoint(run / LAST).settings)
-    return [f"--{n}={settings[n]}" for n in ("max_iters", "eval_interval", "max_val_chars")]
+def test_minutes_equal_the_chosen_length(options, tmp_path, monkeypatch):
+    """They are timed with the dropout of a long run; a resume keeps the length."""
+    stopped, whole, dropouts = tmp_path / "stopped", tmp_path / "whole", []
 
-
-def test_minutes_equal_the_printed_max_iters(options, tmp_path, monkeypatch):
-    """They are timed with the dropout of a long run."""
-    timed, repeated, dropouts = tmp_path / "timed", tmp_path / "repeated", []
+    def timing(*arguments):
+        measured = measure_timing(*arguments)
+        assert min(astuple(measured)) > 0
+        return Timing(start=1, step=0.1, samples=0.5, character=1e-4)
 
     def recorded_step(run):
         dropouts.append(run.settings.model.dropout)
         return train_step(run)
 
-    monkeypatch.setattr("train.train_step", recorded_step)
-    code, output = train(*options, "--minutes=0.05", "--max_val_chars=100", f"--out_dir={timed}")
-    assert code == 0 and dropouts[0] == 0.3, output
-    chars = re.search(
-        r" on; an evaluation predicts about (\d+) characters, evenly spaced\n", output
-    )
-    assert lengths_of(timed)[2] == f"--max_val_chars={chars[1]}"
-    printed = re.search(r"--minutes=0\.05: ([\d,]+) steps? of", output)[1].replace(",", "")
-    assert lengths_of(timed)[0] == f"--max_iters={printed}"
-    assert train(*options, *lengths_of(timed), f"--out_dir={repeated}")[0] == 0
-    assert same_runs(timed, repeated)
-
-
-def test_minutes_of_a_stopped_run(options, tmp_path, monkeypatch):
-    """It keeps its length, whatever resumes it."""
-    stopped, whole = tmp_path / "stopped", tmp_path / "whole"
-    timing = Timing(start=1, step=0.1, samples=0.5, character=1e-4)
-    monkeypatch.setattr("train.measure_timing", lambda *_: timing)
+    words = [*options, "--max_val_chars=100"]
     with monkeypatch.context() as patch:
+        patch.setattr("train.measure_timing", timing)
+        patch.setattr("train.train_step", recorded_step)
         at_step(patch, 19, lambda: signal.raise_signal(signal.SIGTERM))
-        code, output = train(*options, "--minutes=0.1", f"--out_dir={stopped}")
-    assert code == 143 and " to validate on\n" in output
-    lengths = lengths_of(stopped)
-    code, output = train(*options, "--minutes=9", f"--out_dir={stopped}", "--resume")
-    max_iters = lengths[0].partition("=")[2]
-    assert code == 0 and f"resuming {stopped} at step 20 of {max_iters} with its own" in output
-    assert train(*options, *lengths, f"--out_dir={whole}")[0] == 0
+        code, output = train(*words, "--minutes=0.1", f"--out_dir={stopped}")
+    assert code == 143 and dropouts[0] == 0.3, output
+    chars = re.search(r" an evaluation predicts about (\d+) characters, evenly spaced\n", output)
+    steps = re.search(r"--minutes=0\.1: (\d+) steps of", output)
+    settings = settings_by_name(load_checkpoint(stopped / LAST).settings)
+    lengths = {name: settings[name] for name in ("max_iters", "eval_interval", "max_val_chars")}
+    assert str(lengths["max_iters"]) == steps[1] and str(lengths["max_val_chars"]) == chars[1]
+
+    code, output = train(*words, "--minutes=9", f"--out_dir={stopped}", "--resume")
+    assert code == 0 and f"resuming {stopped} at step 20 of {steps[1]} with its own" in output
+    words += [f"--{name}={value}" for name, value in lengths.items()]
+    assert train(*words, f"--out_dir={whole}")[0] == 0
     assert same_runs(stopped, whole)
