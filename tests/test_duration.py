@@ -94,6 +94,8 @@ def test_minutes_equal_the_chosen_length(options, tmp_path, monkeypatch):
     def timing(*arguments):
         measured = measure_timing(*arguments)
         assert min(astuple(measured)) > 0
+        # not before: a step that is timed has a number too
+        at_step(patch, 19, lambda: signal.raise_signal(signal.SIGTERM))
         return Timing(start=1, step=0.1, samples=0.5, character=1e-4)
 
     def recorded_step(run):
@@ -104,7 +106,6 @@ def test_minutes_equal_the_chosen_length(options, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("train.measure_timing", timing)
         patch.setattr("train.train_step", recorded_step)
-        at_step(patch, 19, lambda: signal.raise_signal(signal.SIGTERM))
         code, output = train(*words, "--minutes=0.1", f"--out_dir={stopped}")
     assert code == 143 and dropouts[0] == 0.3, output
     chars = re.search(r" an evaluation predicts about (\d+) characters, evenly spaced\n", output)
