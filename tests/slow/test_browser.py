@@ -145,9 +145,6 @@ def percent(p):
     return f"{100 * p:.{3 if p < 0.001 else 1}f}\xa0%"
 
 
-# ------------------------------------------------------------------------------------------ writing
-
-
 def test_page_writes_as_sample_does(open_page, printed, tmp_path):
     make_page(tmp_path, TEXT.replace("\r", ""), "", length=40, temperature=0)
     page = open_page()
@@ -216,9 +213,6 @@ def test_page_of_questions(open_page, printed, tmp_path):
     wait_for(page, "#prompt-error", "A question ends with “=”.")
 
 
-# --------------------------------------------------------------------------------- looking inside
-
-
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_page_equals_python(open_page, tmp_path, recipe):
     """In losses, probabilities, the logit lens, with a head off, and in attention."""
@@ -268,9 +262,6 @@ def test_page_equals_python(open_page, tmp_path, recipe):
         page.click(f"#heads tr:nth-child({head + 1}) button")
         row = maps[layer][head, -1]
         assert np.allclose(colors(page, "#window", "--weight"), row / row.max(), atol=1e-4)
-
-
-# ------------------------------------------------------------------------------- what may go wrong
 
 
 def replace_in_page(folder, old, new):

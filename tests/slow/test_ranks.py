@@ -55,13 +55,12 @@ def test_ranks_with_mps(world_of, monkeypatch):
         world_of(1).connect(torch.device("mps"))
 
 
-@pytest.mark.parametrize("gpus", [1, 0])
-def test_ranks_without_gpus(gpus, world_of, monkeypatch):
+def test_ranks_without_gpus(world_of, monkeypatch):
     """Each rank refuses, before it connects."""
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.distributed, "init_process_group", pytest.fail)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    advice = f"^2 processes, but {gpus} GPUs; --nproc_per_node={gpus}, or --device=cpu$"
+    advice = "^2 processes, but 1 GPUs; --nproc_per_node=1, or --device=cpu$"
     for rank in range(2):
         with pytest.raises(ResourceError, match=advice):
             world_of(rank).connect(torch.device("cuda"))
@@ -127,9 +126,6 @@ def test_ranks_that_differ(differs, two_ranks, options, tmp_path):
     assert snapshot(run) == before
 
 
-# ---------------------------------------------------------------------------- stopping and resuming
-
-
 def lose_patience(rank: int) -> None:
     """Let rank 1 lose its patience at step 3, as if its losses were rounded otherwise."""
     if rank == 1:
@@ -162,7 +158,7 @@ def test_ranks_stop_together(two_ranks, options, tmp_path):
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the ranks in /proc")
 def test_rank_that_is_killed(options, tmp_path):
     """The other ends too, and the run is resumed bit-exactly."""
-    whole, killed, options = tmp_path / "whole", tmp_path / "killed", [*options, "--max_iters=300"]
+    whole, killed, options = tmp_path / "whole", tmp_path / "killed", [*options, "--max_iters=100"]
     train_ranks(tmp_path, *options, f"--out_dir={whole}")
     torchrun = ["-m", "torch.distributed.run", "--nproc_per_node=2", "train.py"]
     process = start(*torchrun, *options, f"--out_dir={killed}")
@@ -171,6 +167,6 @@ def test_rank_that_is_killed(options, tmp_path):
     os.kill(int(ranks[-1]), signal.SIGKILL)
     process.communicate(timeout=60)
     assert not any(Path(f"/proc/{rank}").exists() for rank in ranks)
-    assert count_checkpoints(killed)  # all are whole
+    assert count_checkpoints(killed) and step_of(killed) < 100  # all are whole
     train_ranks(tmp_path, killed)
     assert same_runs(whole, killed)

@@ -1,21 +1,10 @@
-"""Less common runs: a stop at every step, patience, a fallback text, saves by the clock, another
-length, no standard output.
-"""
+"""Less common runs: a fallback text, saves by the clock."""
 
 from types import SimpleNamespace
 
 from storage import folder as folder_module
 from storage.checkpoint import LAST, load_checkpoint
-from tests.runs import STEPS, at_step, raised, small_run_args, step_of, train
-from tests.test_resume import EARLY
-
-
-def test_patience(train_run, tmp_path):
-    """With more steps, the evaluations without a better loss count anew."""
-    output, run = train_run(*EARLY)[1], tmp_path / "run"
-    end = step_of(run)
-    assert f"\nfinished at step {end} of 24 (no improvement, patience 1) after " in output
-    assert train(run, "--max_iters=36")[0] == 0 and step_of(run) > end
+from tests.runs import STEPS, at_step, raised, small_run_args, train
 
 
 def test_fallback_stays(tmp_path, monkeypatch):
