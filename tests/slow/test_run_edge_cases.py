@@ -1,4 +1,4 @@
-"""Less common runs: a fallback text, saves by the clock."""
+"""Less common runs: a fallback text, saves by the clock, another length."""
 
 from types import SimpleNamespace
 
