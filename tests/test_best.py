@@ -64,6 +64,17 @@ def test_best_that_last_does_not_know(loss, damaged, kept, options, run, monkeyp
     assert best_loss(run) == (1.7 if kept else loss)
 
 
+def test_best_is_read_once(train_run, monkeypatch):
+    """At a resume, not at each improvement."""
+    read = []
+    evaluations_give(monkeypatch, 4.0, 3.0, 2.0, 1.0)
+    noted = lambda path: read.append(path.name) or load_checkpoint(path)  # noqa: E731
+    monkeypatch.setattr("storage.folder.load_checkpoint", noted)
+    assert train_run("--max_iters=6")[0] == 0 and read == []
+    output = train_run("--resume", f"--max_iters={STEPS}")[1]
+    assert output.count("(best so far)") == 3 and read == [BEST]
+
+
 def test_best_loss_of_zero():
     """It is lower than any other; NaN is never the best."""
     progress, losses = Progress(), [math.nan, 1.0, 0.0, 0.5, 0.0]
