@@ -38,7 +38,8 @@ def test_new_layout_equals_reference(added):
 
 def test_new_layout_resumes_and_trains(added, options, uninterrupted, tmp_path):
     expected = losses(uninterrupted)
-    test_layouts.test_resume_in_another_layout(NAME, (options, expected), tmp_path)
+    runs = {"muon": (options, expected)}
+    test_layouts.test_resume_in_another_layout(NAME, "muon", runs, tmp_path)
     code, output = train(*options, f"--layout={NAME}", f"--out_dir={tmp_path / 'new'}")
     assert code == 0, output
     assert losses(tmp_path / "new") == pytest.approx(expected, abs=1e-4)
