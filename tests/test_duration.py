@@ -108,7 +108,8 @@ def test_minutes_equal_the_chosen_length(options, tmp_path, monkeypatch):
         patch.setattr("train.train_step", recorded_step)
         code, output = train(*words, "--minutes=0.1", f"--out_dir={stopped}")
     assert code == 143 and dropouts[0] == 0.3, output
-    chars = re.search(r" an evaluation predicts about (\d+) characters, evenly spaced\n", output)
+    line = r" on; an evaluation predicts about (\d+) characters, evenly spaced\n"
+    chars = re.search(line, output)
     steps = re.search(r"--minutes=0\.1: (\d+) steps of", output)
     settings = settings_by_name(load_checkpoint(stopped / LAST).settings)
     lengths = {name: settings[name] for name in ("max_iters", "eval_interval", "max_val_chars")}
