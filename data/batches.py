@@ -108,7 +108,8 @@ class Batches:
         """Return the (start, end) of the windows of an epoch, in random order."""
         # RandomState, because its numbers are the same in every version of NumPy
         rng = np.random.RandomState((self._seed, epoch))
-        # the first cut of a document: so late that its other windows can hold the rest
+        # draw the first cut of each document at random, but late enough that the remaining windows
+        # can hold the rest
         earliest = np.maximum(1, self._split.lengths - (self._counts - 1) * self._block_size)
         n_choices = self._block_size + 1 - earliest
         first_cuts = earliest + (rng.random_sample(len(earliest)) * n_choices).astype(np.int64)

@@ -26,7 +26,7 @@ TENSORS = re.compile(  # those that model.js reads
     r"(token|position)_embedding|previous_embeddings\.\d+|final_norm|lm_head|blocks\.\d+\."
     r"(attn_norm|attention\.(qkv|out_proj)|mlp_norm|mlp\.(up|down))"
 )
-MARK = b"<title>Hornbook</title>"  # near the beginning of a page, which may be replaced
+MARK = b"<title>Hornbook</title>"  # a file that has it near its beginning may be replaced
 MAX_LENGTH = 10_000  # characters; template.html has the same limit
 MAX_CHECKED = 1024  # characters of context in which the page checks itself
 # inline scripts that the Content-Security-Policy must allow
@@ -41,8 +41,8 @@ def write_page(
 
     `options` and `prompt` are the initial values in the page. Raises ResourceError if the file
     cannot be written, ConfigError if it exists and is no such page, or if the model has parameters
-    that model.js does not read. What else it computes otherwise, the page finds by comparing its
-    logits with `expected_logits`, and says so.
+    that model.js does not read. Where model.js computes other logits than `expected_logits`, the
+    page says so.
     """
     path = path.resolve()  # a link stays one
     if path.exists() and MARK not in path.read_bytes()[:4096]:
