@@ -94,7 +94,7 @@ def test_minutes_equal_the_chosen_length(options, tmp_path, monkeypatch):
     def timing(*arguments):
         measured = measure_timing(*arguments)
         assert min(astuple(measured)) > 0
-        # not before: a step that is timed has a number too
+        # only now: the steps of the timing are numbered from 0 too
         at_step(patch, 19, lambda: signal.raise_signal(signal.SIGTERM))
         return Timing(start=1, step=0.1, samples=0.5, character=1e-4)
 
