@@ -31,7 +31,8 @@ def added(monkeypatch):
 def test_new_layout_equals_reference(added):
     torch.set_default_dtype(torch.float64)
     try:
-        test_attention.test_attention_equals_reference(NAME)
+        for kernel in attention.KERNELS:
+            test_attention.test_attention_equals_reference(NAME, kernel)
     finally:
         torch.set_default_dtype(torch.float32)
 
