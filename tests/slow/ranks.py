@@ -15,22 +15,21 @@ from tests.runs import exit_code, train_main
 def train_ranks(
     folder: Path,
     *arguments: object,
-    each: Callable[[int], None] | None = None,
+    on_rank_1: Callable[[], None] | None = None,
     code: int = 0,
 ) -> list[str]:
     """Run train.py with two ranks, which end with the exit code; return the output of each.
 
-    `each` is called first, with the rank. The ranks are forks of a process that has imported torch,
-    which saves seconds.
+    Rank 1 first calls `on_rank_1`. The ranks are forks of a process that has imported torch, which
+    saves seconds.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__, "storage.log", "torch._dynamo"])
     with socket.create_server(("localhost", 0)) as server:
         port = server.getsockname()[1]
     files = [folder / "rank0", folder / "rank1"]
-    words = list(map(str, arguments))
     processes = [
-        context.Process(target=_rank, args=(rank, port, file, words, each))
+        context.Process(target=_rank, args=(rank, port, file, arguments, on_rank_1))
         for rank, file in enumerate(files)
     ]
     for file, process in zip(files, processes, strict=True):
@@ -44,7 +43,7 @@ def train_ranks(
     return outputs
 
 
-def _rank(rank: int, port: int, file: Path, argv: list[str], each: Callable | None) -> None:
+def _rank(rank: int, port: int, file: Path, argv: tuple, on_rank_1: Callable | None) -> None:
     for stream in (1, 2):
         os.dup2(os.open(file, os.O_WRONLY | os.O_APPEND), stream)
     variables = {
@@ -54,6 +53,6 @@ def _rank(rank: int, port: int, file: Path, argv: list[str], each: Callable | No
     os.environ |= {name: str(value) for name, value in variables.items()}
     os.chdir(ROOT)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    if each:
-        each(rank)
+    if on_rank_1 and rank == 1:
+        on_rank_1()
     sys.exit(exit_code(train_main, argv))
