@@ -22,7 +22,8 @@ from tests.runs import (
 
 ADAMW = ["--optimizer=adamw", "--schedule=cosine", "--attention_dropout=0.3", "--log_interval=3"]
 # the learning rate rises too far, and soon an evaluation is worse than the one before
-EARLY = ["--schedule=constant", "--warmup_ratio=1", "--muon_learning_rate=9", "--patience=1"]
+EARLY = ["--schedule=constant", "--warmup_ratio=1", "--learning_rate=9", "--muon_learning_rate=9",
+         "--patience=1"]  # fmt: skip
 
 
 @pytest.mark.parametrize("recipe", [[], ADAMW, EARLY], ids=["muon", "adamw", "early stopping"])
