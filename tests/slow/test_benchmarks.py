@@ -8,7 +8,7 @@ import pytest
 from benchmarks import lists, pictures, versus
 from tests.conftest import ROOT
 from tests.runs import train
-from tests.slow.test_convert import TEXT, model_args, save
+from tests.slow.test_convert import TEXT, save
 
 TWO_STEPS = [
     "--max_iters=2", "--warmup_ratio=0", "--cooldown_ratio=0.5", "--eval_interval=1",
@@ -57,7 +57,7 @@ def test_benchmark_in_its_shortest_form(command, tmp_path, monkeypatch, capsys):
     (tmp_path / "model.py").write_text(NANOGPT_MODEL)
     (tmp_path / versus.TEXT).parent.mkdir(parents=True)
     (tmp_path / versus.TEXT).write_text(TEXT * 10, encoding="utf-8")
-    save(tmp_path / "ckpt.pt", model_args())
+    save(tmp_path / "ckpt.pt")
 
     monkeypatch.chdir(ROOT)
     name, *words = command.replace("NANOGPT", str(tmp_path)).split()
