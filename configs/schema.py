@@ -16,7 +16,7 @@ from configs.fields import LocalPath, Source, fields_of, normal_escapes, parse_v
 
 # the keys of the tables in model/attention.py and training/device.py, repeated here to avoid
 # importing torch
-LAYOUTS = ("heads", "separate", "fused", "interleaved", "stacked", "unrolled")
+LAYOUTS = ("heads", "separate", "fused", "interleaved", "stacked", "flattened")
 KERNELS = ("loop", "bmm", "batched", "sdpa")
 AUTO = ("auto",)
 DEVICES = (*AUTO, "cuda", "mps", "cpu")

@@ -113,7 +113,7 @@ class Batches:
         earliest = np.maximum(1, self._split.lengths - (self._counts - 1) * self._block_size)
         n_choices = self._block_size + 1 - earliest
         first_cuts = earliest + (rng.random_sample(len(earliest)) * n_choices).astype(np.int64)
-        _, windows = cut_windows(self._split, first_cuts, self._counts, self._block_size)
+        _, windows = window_spans(self._split, first_cuts, self._counts, self._block_size)
         return windows[rng.permutation(self.windows_per_epoch)]
 
 
@@ -127,7 +127,7 @@ def evaluation_windows(
     is no padding. The longest come first: if the first batch fits into memory, all do.
     """
     counts = -(-split.lengths // block_size)
-    document, windows = cut_windows(split, np.full_like(counts, block_size), counts, block_size)
+    document, windows = window_spans(split, np.full_like(counts, block_size), counts, block_size)
     lengths = windows[:, 1] - windows[:, 0]
     for length in np.unique(lengths)[::-1]:
         same_length = np.flatnonzero(lengths == length)
@@ -138,7 +138,7 @@ def evaluation_windows(
             yield x.astype(np.int64), y.astype(np.int64), document[rows]
 
 
-def cut_windows(
+def window_spans(
     split: Split, first_cuts: np.ndarray, counts: np.ndarray, block_size: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Cut each document into `counts` windows: after its first cut, then after every `block_size`.

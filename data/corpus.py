@@ -53,7 +53,7 @@ def load_corpus(data: DataConfig, vocabulary: str = "") -> Corpus:
     if item_format:
         lists = [item_format.items_of(text.label, text.contents) for text in texts]
         items = split_items(lists, data.val_fraction)
-        parts, question = map(item_format.lay_out, items), item_format.question(items[1][0])
+        parts, question = map(item_format.join_items, items), item_format.question(items[1][0])
     elif data.val_sources:
         parts = ("".join(text.contents) for text in texts)
     else:

@@ -57,7 +57,7 @@ class ItemFormat:
         """Return the item through `answer_after`; "" if items have no answers."""
         return item[: item.index(self.answer_after) + len(self.answer_after)]
 
-    def lay_out(self, items: Sequence[str]) -> str:
+    def join_items(self, items: Sequence[str]) -> str:
         """Return the text of a list."""
         return self.separator + "".join(item + self.separator for item in items)
 
@@ -66,7 +66,7 @@ class ItemFormat:
 
         With `answer_after`, only the answers and their separators count for the loss.
         """
-        ids = encode(self.lay_out(items))
+        ids = encode(self.join_items(items))
         lengths = np.array([len(item) + len(self.separator) for item in items])
         starts = np.cumsum(lengths) - lengths + len(self.separator)
         documents = np.stack([starts - 1, starts + lengths], axis=1)

@@ -47,11 +47,11 @@ class QKVProjection(nn.Module):
     A layout is a subclass with three methods:
 
         build(C, H, D, bias)  creates the parameters; a GPT draws their values anew
-        views(qkv, kind)      yields each parameter with the part of qkv that it stores: a view, in
+        parts(qkv, kind)      yields each parameter with the part of qkv that it stores: a view, in
                               the same order; for the kind "bias", qkv is (3, H, D)
         project(x)            computes queries, keys and values: (B, T, C) -> three of (B, H, T, D)
 
-    With `views` alone, model/parameters.py copies the parameters to and from qkv, for
+    With `parts` alone, model/parameters.py copies the parameters to and from qkv, for
     initialization, checkpoints, optimizers, the page and convert.py.
     """
 
@@ -72,7 +72,7 @@ class Heads(QKVProjection):
             nn.ModuleList(nn.Linear(C, D, bias) for _ in range(3)) for _ in range(H)
         )
 
-    def views(self, qkv, kind):
+    def parts(self, qkv, kind):
         for h, head in enumerate(self.heads):
             for linear, part in zip(head, qkv[:, h], strict=True):
                 yield getattr(linear, kind), part  # (D, C), a bias (D,)
@@ -88,7 +88,7 @@ class Separate(QKVProjection):
     def build(self, C, H, D, bias):
         self.linears = nn.ModuleList(nn.Linear(C, H * D, bias) for _ in range(3))
 
-    def views(self, qkv, kind):
+    def parts(self, qkv, kind):
         for linear, part in zip(self.linears, qkv, strict=True):
             yield getattr(linear, kind), part  # (H, D, C), a bias (H, D)
 
@@ -102,7 +102,7 @@ class Fused(QKVProjection):
     def build(self, C, H, D, bias):
         self.linear = nn.Linear(C, 3 * H * D, bias)
 
-    def views(self, qkv, kind):
+    def parts(self, qkv, kind):
         yield getattr(self.linear, kind), qkv  # (3, H, D, C), a bias (3, H, D)
 
     def project(self, x):
@@ -116,7 +116,7 @@ class Interleaved(QKVProjection):
     def build(self, C, H, D, bias):
         self.linear = nn.Linear(C, H * 3 * D, bias)
 
-    def views(self, qkv, kind):
+    def parts(self, qkv, kind):
         yield getattr(self.linear, kind), qkv.transpose(0, 1)  # (H, 3, D, C), a bias (H, 3, D)
 
     def project(self, x):
@@ -131,7 +131,7 @@ class Stacked(QKVProjection):
         self.weights = nn.ParameterList(INIT_STD * torch.randn(H, C, D) for _ in range(3))
         self.bias = nn.Parameter(torch.zeros(3 * H * D)) if bias else None
 
-    def views(self, qkv, kind):
+    def parts(self, qkv, kind):
         if kind == "bias":
             yield self.bias, qkv
         else:
@@ -142,14 +142,14 @@ class Stacked(QKVProjection):
         return add_bias(products, self.bias)
 
 
-class Unrolled(QKVProjection):
-    """Three (C, H, D) tensors; for the product, H and D are unrolled into one dimension."""
+class Flattened(QKVProjection):
+    """Three (C, H, D) tensors; for the product, H and D are flattened into one dimension."""
 
     def build(self, C, H, D, bias):
         self.weights = nn.ParameterList(INIT_STD * torch.randn(C, H, D) for _ in range(3))
         self.bias = nn.Parameter(torch.zeros(3 * H * D)) if bias else None
 
-    def views(self, qkv, kind):
+    def parts(self, qkv, kind):
         if kind == "bias":
             yield self.bias, qkv
         else:
@@ -174,7 +174,7 @@ LAYOUTS: dict[str, type[QKVProjection]] = {
     "fused": Fused,
     "interleaved": Interleaved,
     "stacked": Stacked,
-    "unrolled": Unrolled,
+    "flattened": Flattened,
 }
 
 # -------------------------------------------------------------------------------- attention kernels

@@ -13,7 +13,7 @@ from configs.schema import ModelConfig
 from model.attention import INIT_STD, MultiHeadAttention
 from model.dropout import dropout
 from model.kv_cache import KVCache, LayerCache
-from model.parameters import set_tensors, tensor_views
+from model.parameters import set_tensors, tensor_parts
 from model.rotary import Rotary
 
 NORMS = {
@@ -122,7 +122,7 @@ class GPT(nn.Module):
         residual_std = INIT_STD / (2 * self.config.n_layer) ** 0.5 if scaled else 0.0
 
         weights = {}
-        for name, (shape, _) in tensor_views(self).items():
+        for name, (shape, _) in tensor_parts(self).items():
             std = residual_std if name.endswith((".out_proj", ".down")) else INIT_STD
             if name.endswith(".bias") or (len(shape) > 1 and not std):
                 weights[name] = torch.zeros(shape)

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from model.attention import QKVProjection
 
 # given a whole tensor, yields each parameter that stores a piece of it, with that piece as a view
-Views = Callable[[Tensor], Iterable[tuple[nn.Parameter, Tensor]]]
+Parts = Callable[[Tensor], Iterable[tuple[nn.Parameter, Tensor]]]
 
 
-def tensor_views(model: nn.Module) -> dict[str, tuple[tuple[int, ...], Views]]:
-    """Return the tensors of a GPT, or of a part of one, by name: their shapes and views.
+def tensor_parts(model: nn.Module) -> dict[str, tuple[tuple[int, ...], Parts]]:
+    """Return the tensors of a GPT, or of a part of one, by name: their shapes and parts.
 
     The names are paths of parameters without `.weight`. Attention has one tensor for queries, keys
     and values, `blocks.0.attention.qkv` (3, H, D, C), whatever its layout, and with biases
@@ -32,7 +32,7 @@ def tensor_views(model: nn.Module) -> dict[str, tuple[tuple[int, ...], Views]]:
             path, layout = layouts[parameter]
             for kind, shape in layout.shapes.items():
                 qkv = f"{path}.{kind}".removesuffix(".weight")
-                tensors[qkv] = shape, partial(layout.views, kind=kind)
+                tensors[qkv] = shape, partial(layout.parts, kind=kind)
         else:
             tensors[name.removesuffix(".weight")] = parameter.shape, partial(_whole, parameter)
     return tensors
@@ -50,11 +50,11 @@ def named_tensors(
     like = next(model.parameters())
     values = {p: p for p in model.parameters()} if values is None else values
     tensors = {}
-    for name, (shape, views) in tensor_views(model).items():
+    for name, (shape, parts) in tensor_parts(model).items():
         tensor = like.new_empty(shape)
-        for parameter, view in views(tensor):
+        for parameter, part in parts(tensor):
             if parameter in values:
-                view.copy_(values[parameter].reshape(view.shape))
+                part.copy_(values[parameter].reshape(part.shape))
                 tensors[name] = tensor
     return tensors
 
@@ -66,12 +66,12 @@ def set_tensors(
     values: Mapping[nn.Parameter, Tensor] | None = None,
 ) -> None:
     """Copy tensors into the parameters, or into their `values`: the inverse of `named_tensors`."""
-    all_views = tensor_views(model)
+    all_parts = tensor_parts(model)
     for name, tensor in tensors.items():
-        _, views = all_views[name]
-        for parameter, view in views(tensor):
+        _, parts = all_parts[name]
+        for parameter, part in parts(tensor):
             target = parameter if values is None else values[parameter]
-            target.copy_(view.reshape(parameter.shape))
+            target.copy_(part.reshape(parameter.shape))
 
 
 def parameter_count(model: nn.Module) -> int:

@@ -40,7 +40,7 @@ class Checkpoint:
 
     A tensor's name is its kind and its parameter: "model.blocks.0.mlp.up" is a weight, and
     "momentum_buffer.blocks.0.mlp.up" its momentum. Names and shapes are the same in every attention
-    layout (see `tensor_views`). `restore` and `model_of` check that the tensors fit the model.
+    layout (see `tensor_parts`). `restore` and `model_of` check that the tensors fit the model.
     The best weights are saved without moments.
     """
 

@@ -21,7 +21,7 @@ WRONG_FILES = {  # content: words of the message
     "seed: 1\nn_heads: 4": "line 2: unknown setting 'n_heads'; did you mean n_head (number of",
     "n_layer: 6.5": "n_layer must be an integer of at least 1, but is '6.5'",
     "dropout: 1": "must be auto or a number of at least 0 and less than 1, but is '1'",
-    "layout: flsh": "must be one of heads, separate, fused, interleaved, stacked, unrolled, but is",
+    "layout: flsh": "one of heads, separate, fused, interleaved, stacked, flattened, but is",
     "encoding: utf8x": "encoding: unknown encoding: utf8x; use for example utf-8",
     "batch_size: 1:30": "but is '1:30'",
     "learning_rate: inf": "but is 'inf'",

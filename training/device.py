@@ -41,7 +41,7 @@ def select_runtime(device: str, dtype: str) -> Runtime:
     dtype `auto` is the fastest one on the device, not any that it supports. Raises ResourceError
     for a device that is missing or too old.
     """
-    cuda = torch.cuda.is_available() and not is_too_old(
+    cuda = torch.cuda.is_available() and not gpu_is_too_old(
         torch.cuda.get_device_capability(), torch.cuda.get_arch_list()
     )
     usable = {"cuda": cuda, "mps": torch.backends.mps.is_available(), "cpu": True}
@@ -61,7 +61,7 @@ def select_runtime(device: str, dtype: str) -> Runtime:
     return Runtime(torch.device(device), DTYPES[dtype])
 
 
-def is_too_old(capability: tuple[int, int], arch_list: Sequence[str]) -> bool:
+def gpu_is_too_old(capability: tuple[int, int], arch_list: Sequence[str]) -> bool:
     """Return whether a GPU is older than every one that a build of PyTorch was made for.
 
     `arch_list` is that of `torch.cuda.get_arch_list`: sm_75 runs from capability 7.5 on.

@@ -13,7 +13,7 @@ from torch.optim.adamw import adamw
 
 from configs.schema import TrainConfig
 from model.gpt import GPT
-from model.parameters import tensor_views
+from model.parameters import tensor_parts
 
 
 class Optimizer:
@@ -80,7 +80,7 @@ class Muon(Optimizer):
 
     def __init__(self, model: nn.Module, train: TrainConfig, dtype: torch.dtype):
         parameters, self.groups = [], defaultdict(list)  # (R, C) -> N, shape, parts of each tensor
-        for name, (shape, parts) in tensor_views(model).items():
+        for name, (shape, parts) in tensor_parts(model).items():
             if name.startswith("blocks.") and len(shape) > 1 and not name.endswith(".bias"):
                 like = torch.empty(shape, device="meta")
                 # qkv (3, H, D, C) is three matrices, any other tensor is one

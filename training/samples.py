@@ -30,12 +30,12 @@ def sample_text(run: Run) -> str:
     items, left = [], run.settings.train.sample_chars
     while left > 0:
         sampler = Sampler(run.settings.seed, [len(items)], temperature=DEFAULT_TEMPERATURE)
-        items.append(complete(run, "", sampler, left))
+        items.append(continue_text(run, "", sampler, left))
         left -= len(items[-1])
     return "".join(items)
 
 
-def complete(run: Run, beginning: str, sampler: Sampler, limit: int) -> str:
+def continue_text(run: Run, beginning: str, sampler: Sampler, limit: int) -> str:
     """Return `beginning` with at most `limit` characters after it; an item stops at its end."""
     tokenizer, item_format = run.corpus.tokenizer, run.corpus.item_format
     # the model has seen every item after the end of another one
@@ -59,7 +59,7 @@ def wrong_answers(run: Run, wrong_documents: np.ndarray) -> str:
     for start, end in val.documents[wrong_documents[:SHOWN_ANSWERS]]:
         item = run.corpus.tokenizer.decode(val.ids[start + 1 : end])  # not the end of another item
         question = item_format.question(item)
-        answered = complete(run, question, Sampler(temperature=0), 2 * len(item))
+        answered = continue_text(run, question, Sampler(temperature=0), 2 * len(item))
         if answered != item:
             answer = item.removeprefix(question).removesuffix(item_format.separator)
             lines.append(f"{answered.removesuffix(item_format.separator)}  (right: {answer})")
