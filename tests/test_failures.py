@@ -22,12 +22,8 @@ def run(tmp_path):
 @pytest.mark.parametrize(
     ("function", "value", "words"),
     [
-        (
-            "torch.nn.utils.clip_grad_norm_",
-            torch.tensor(math.inf),
-            "step 0, .*, gradient norm inf; both must be",
-        ),
-        ("train.lr_multiplier", math.inf, "step 1, .* the weights or their moments are no longer"),
+        ("torch.nn.utils.clip_grad_norm_", torch.tensor(math.inf), "gradient norm inf"),
+        ("train.lr_multiplier", math.inf, "the weights or their moments are no longer finite"),
     ],
 )
 def test_not_finite(function, value, words, train_run, run, monkeypatch):
@@ -37,9 +33,7 @@ def test_not_finite(function, value, words, train_run, run, monkeypatch):
         patch.setattr(folder, "SAVE_SECONDS", 0)
         code, output = train_run()
     assert code == 2 and step_of(run) == 0
-    line = (
-        f"error: after {words} finite; the last checkpoint is in {run}; resume it with a lower .*"
-    )
+    line = f"error: after step .*{words}.*; the last checkpoint is in {run}; resume it with .*"
     assert re.fullmatch(line, output.splitlines()[-1])
     assert train(run, "--muon_learning_rate=0.01")[0] == 0 and step_of(run) == STEPS
 
