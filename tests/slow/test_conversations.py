@@ -21,7 +21,7 @@ def ended(text):
 def test_conversation_is_one_text(uninterrupted):
     """A reply ends with a stop string, which the next line continues, or at the length."""
     options = [uninterrupted, "--max-new-tokens=20"]
-    text, screen, lines = "So", "So\n", ["it is\xe9", " of", "", "so"]
+    text, screen, lines = "So", "So\n", ["it is\xe9", "", " of", "so"]
     for line in lines:  # each reply is that to all that is on the screen
         known = line.removesuffix("\xe9")
         text += f"\n{known}" if known and text[-1] not in "t\n" else known
