@@ -67,9 +67,9 @@ def test_prompt_with_an_accent(tmp_path):
 
 
 def test_prompt_with_unknown_characters(uninterrupted):
-    expected, _ = run_sample(uninterrupted, "--prompt=So it")
-    note = "left out, never read: '\xe9' (U+00E9)\n"
-    assert run_sample(uninterrupted, "--prompt=So\xe9 it") == (expected, note)
+    options, note = [uninterrupted, "--max-new-tokens=5"], "left out, never read: '\xe9' (U+00E9)\n"
+    expected, _ = run_sample(*options, "--prompt=So it")
+    assert run_sample(*options, "--prompt=So\xe9 it") == (expected, note)
 
 
 def test_sample_by_layout_kernel_and_cache(uninterrupted):
@@ -94,15 +94,15 @@ def test_stop_string(uninterrupted, sample_output):
     options = ["--prompt=So ", "--max-new-tokens=60"]
     batch = [*options, "--num-samples=4"]
     texts = HEADING.split(sample_output(*batch))[1:]
-    ended = [re.sub("(e|th).*", r"\1\n", text, count=1, flags=re.DOTALL) for text in texts]
-    assert HEADING.split(sample_output(*batch, "--stop=e", "--stop=th"))[1:] == ended != texts
+    ended = [re.sub("([en]).*", r"\1\n", text, count=1, flags=re.DOTALL) for text in texts]
+    assert HEADING.split(sample_output(*batch, "--stop=e", "--stop=n"))[1:] == ended != texts
     assert sample_output(*options, f"--stop={texts[0][1:5]}") == f"{texts[0][:5]}\n"
     note = "stop: the model can never write '\xe9t\xe9'\n"
     assert run_sample(uninterrupted, "--stop=a", "--stop=\xe9t\xe9")[1] == note
 
 
 @given(st.text("abc", max_size=20), st.text("abc", max_size=30))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_longest_passage(text, original):
     """It is the first of the longest that both texts have."""
     passages = [text[i:j] for i in range(len(text)) for j in range(i + 1, len(text) + 1)]
