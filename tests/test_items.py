@@ -55,9 +55,9 @@ def test_item_validates_by_its_content(fraction):
 
 
 def test_items_of_val_sources():
-    write("names.txt", "\n".join(NAMES)), write("held.txt", "bo\nzoe\n")
+    write("names.txt", "\n".join(NAMES)), write("held.txt", "bo\neve\n")
     corpus = load("names.txt", separator="\\n", val_sources=["held.txt"])
-    assert documents_of(corpus.val, of=corpus) == ["\nbo\n", "\nzoe\n"]
+    assert documents_of(corpus.val, of=corpus) == ["\nbo\n", "\neve\n"]
     assert "note: 2 items to validate on; their loss says little" in corpus.summary
     assert "note: 1 of 2 pieces of the validation text are in the training" in corpus.summary[-1]
 

@@ -38,7 +38,7 @@ def names(tmp_path_factory):
 @pytest.fixture(scope="module")
 def sums(tmp_path_factory):
     """A run on sums, until some answers are right."""
-    options = "--answer_after==", "--max_iters=250", "--val_fraction=0.4"
+    options = "--answer_after==", "--max_iters=150", "--learning_rate=0.04", "--val_fraction=0.4"
     return trained(tmp_path_factory.mktemp("sums"), SUMS, *options)
 
 
@@ -59,6 +59,7 @@ def test_list_prints_item_after_item(names):
     """Each as it is drawn alone."""
     lines = run_sample(names[1], "--num_samples=70")[0].splitlines(keepends=True)
     assert len(lines) == 70 and run_sample(names[1], "--sample=7")[0] == lines[6]
+    assert run_sample(names[1], "--num_samples=30", "--stop=e")[0].count("\n") == 30
 
 
 def test_novel_items(names):

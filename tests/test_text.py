@@ -82,7 +82,6 @@ def test_text_found(name):
 
 
 READ = {  # bytes, encoding, characters
-    "UTF-8": ("naïve 🙂".encode(), "utf-8", "naïve 🙂"),
     "named": ("naïve".encode("cp1252"), "cp1252", "naïve"),
     **{f"mark of {name}": ("\ufeff\ufeffΝαι 🙂".encode(name), "cp1252", "\ufeffΝαι 🙂")
        for name in ("utf-8", "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be")},
@@ -133,7 +132,6 @@ def test_text_note_on_its_encoding(encoding, named):
     assert find("a", encoding=named).notes == [note]
 
 
-OTHER = "if all files have another encoding, train with --encoding=cp1252 (Western), "
 REFUSED = {  # files, source, words of the error
     "mistyped": ({"austen.txt": ""}, "austin.txt",
                  "austin.txt (--sources=zzz.txt --sources=austin.txt): no such file or folder; did "
@@ -142,15 +140,14 @@ REFUSED = {  # files, source, words of the error
     "folder without texts": ({"a/b.md": ""}, "a", "a (--sources=zzz.txt --sources=a): contains no "
                              '.txt file; not read: 1 .md; a pattern reads more: "a/**/*.md"'),
     "not UTF-8": ({"a.txt": b"a\r\nb\ncaf\xe9 \xe0\n"}, "a.txt",
-                  f"a.txt: not UTF-8 at byte 8, line 3; {OTHER}"),
+                  "a.txt: not UTF-8 at byte 8, line 3; if all files have another encoding, train"),
     "mark of UTF-8": ({"a.txt": b"\xef\xbb\xbfone\ntwo \xff"}, "a.txt",
                       "not UTF-8 at byte 11, line 2; it is damaged; save it again, in UTF-8"),
     "some files": ({f"a/{n}.txt": b"\n\xe9t\xe9" if n % 5 == 0 else "schön" for n in range(10, 50)},
                    "a", "8 of 41 files cannot be read: a/10.txt: not UTF-8 at byte 1, line 2, a"),
-    "UTF-16": ({"a.txt": "Ein Satz.\n".encode("utf-16-be")}, "a.txt",
-               "has NUL characters; if it is UTF-16: --encoding=utf-16-be; "),
-    "UTF-16 without NUL": ({"a.txt": "子曰：\n".encode("utf-16-le")}, "a.txt",
-                           "not UTF-8 at byte 2, line 1; if it is UTF-16: --encoding=utf-16-le; "),
+    **{name: ({"a.txt": "Ein Satz.\n".encode(name)}, "a.txt",
+              f"a.txt: has NUL characters; if it is UTF-16: --encoding={name}; ")
+       for name in ("utf-16-le", "utf-16-be")},
     "PDF": ({"a": b"%PDF-1.7\n\xe2\xe3"}, "a", "a: is a PDF; convert it to text first"),
     ".docx": ({"a": b"PK\3\4\xe2\xe3"}, "a", "a: is a ZIP archive (.docx); convert it to text"),
 }  # fmt: skip
