@@ -26,7 +26,7 @@ HEADING = re.compile(r"-+ sample \d -+\n")
 @pytest.fixture
 def sample_output(uninterrupted):
     """A function that samples from the trained model: `sample_output("--prompt=a")`."""
-    return lambda *words, **options: run_sample(uninterrupted, *words, **options)[0]
+    return lambda *words: run_sample(uninterrupted, *words)[0]
 
 
 # ------------------------------------------------------------------------------------------ samples
