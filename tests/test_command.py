@@ -52,6 +52,7 @@ WRONG_OPTIONS = {  # of train.py: words of the message
     "my.yaml --minutes=1 --max_iters=9": "contradict each other",
     "my.yaml --sources a.txt b.txt": "several texts are --sources=A --sources=B; a pattern needs",
     "my.yaml --overwrite --sources=book.txt,b.txt": "several texts need the option once for each",
+    "my.yaml --overwrite --val_sources=zzz.txt": "zzz.txt (--val_sources=zzz.txt): no such file",
     "book.txt": "is no .yaml file; a run is named by its folder, a text by configs/mytext.yaml",
     "out/book --minutes=1": "--minutes does not apply to a run folder",
     "out/gone": "has a log, but its checkpoints are gone; --overwrite starts anew",

@@ -124,7 +124,8 @@ def test_score_and_novel_take_sources(option, names, tmp_path):
     assert run_sample(run, f"{option}={tmp_path}/*.txt")[0] == whole
 
 
-def test_prompt_that_is_no_question(sums):
+@pytest.mark.parametrize("option", ["--seed=1", "--html=no.html"])
+def test_prompt_that_is_no_question(option, sums):
     """Or contains the separator."""
     question = load_checkpoint(sums[1] / LAST).text["question"]
     for prompt, words in {
@@ -132,4 +133,4 @@ def test_prompt_that_is_no_question(sums):
         "3+4=7\\n1+1=": "'\\n' ends an item; give the start of one",
     }.items():
         with pytest.raises(ConfigError, match=re.escape(words)):
-            run_sample(sums[1], f"--prompt={prompt}")
+            run_sample(sums[1], f"--prompt={prompt}", option)
