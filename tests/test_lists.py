@@ -72,8 +72,7 @@ def test_novel_items(names):
     assert len(new) < len(whole) < len(drawn)
     shown, counts = run_sample(*short, f"--novel={text}", "--num_samples=5")
     assert shown.splitlines() == new[:5]
-    number = drawn.index(new[4]) + 1
-    assert counts == f"5 new items of {number} drawn; others: in {text}, twice or cut\n"
+    assert counts.startswith(f"5 new items of {drawn.index(new[4]) + 1} drawn; ")
     _, note = run_sample(run, f"--novel={text}", "--num_samples=2", "--temperature=0")
     assert note.startswith("0 new items of 200 drawn; ")  # 100 for each
     with pytest.raises(ConfigError, match="sample: --novel of a list draws"):
