@@ -1,10 +1,9 @@
 """Checkpoints: damage and foreign files are refused by name; `last` stands in for `best`."""
 
 import json
-import re
+import shlex
 import shutil
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import pytest
 import safetensors.torch
@@ -66,41 +65,32 @@ def test_checkpoint_has_no_line_of_the_text(uninterrupted):
 
 def test_last_stands_in_for_best(folder):
     assert load_for_sampling(folder).path == folder / BEST
-    assert load_for_sampling(folder / LAST).path == folder / LAST
     (folder / BEST).unlink()
     assert load_for_sampling(folder).path == folder / LAST
 
 
-@pytest.mark.parametrize("is_there", [False, True])
-def test_damaged_best_names_last(is_there, folder):
+def test_damaged_best_names_last(folder):
     (folder / BEST).write_bytes(b"")
-    if not is_there:
-        (folder / LAST).unlink()
     advice = f"; the newest weights are in {folder / LAST}"
-    assert error_message(load_for_sampling, folder).endswith(advice) == is_there
+    assert error_message(load_for_sampling, folder).endswith(advice)
 
 
-@pytest.mark.parametrize("fault", ["missing", "not a Hornbook checkpoint of this version"])
-def test_resume_without_last_names_best(fault, folder):
-    """Missing, as after convert.py, or damaged."""
+@pytest.mark.parametrize("is_there", [False, True])
+def test_resume_without_last_names_best(is_there, folder):
+    """It is missing, as after convert.py, or damaged."""
     (folder / LAST).unlink()
-    if fault != "missing":
+    if is_there:
         (folder / LAST).touch()
     message = error_message(build, folder)
-    assert message.startswith(f"{folder / LAST}: {fault}")
-    advice = r"; to train a new run from the best weights: .*train\.py CONFIG (.*) (.*)"
-    options = re.search(advice, message).groups()
-    assert options == (f"--init_from={folder}", f"--out_dir={folder}-2")
+    assert message.startswith(f"{folder / LAST}: {'not a' if is_there else 'missing'}")
+    options = shlex.split(message.partition("from the best weights: ")[2])[3:]
+    assert options == [f"--init_from={folder}", f"--out_dir={folder}-2"]
     assert build("configs/smoke.yaml", *options).progress.step == 0
 
 
-@pytest.mark.parametrize("path", ["out", "out/typo"])
-def test_missing_checkpoint_names_the_runs(path, folder, tmp_path, monkeypatch):
-    (tmp_path / "out").mkdir()
-    folder.rename(tmp_path / "out" / "run")
-    monkeypatch.chdir(tmp_path)
-    message = error_message(load_for_sampling, path)
-    assert message == f"{Path(path)}: no checkpoint; runs that are there: {Path('out', 'run')}"
+def test_missing_checkpoint_names_the_runs(folder, tmp_path):
+    message = error_message(load_for_sampling, tmp_path / "typo")
+    assert message == f"{tmp_path / 'typo'}: no checkpoint; runs that are there: {folder}"
 
 
 # ------------------------------------------------------------------------------------------- damage
@@ -118,18 +108,9 @@ def test_damage_at_any_byte_is_refused(small):
     error_message(load_checkpoint, small)
 
 
-OTHER_FILES = {
-    "text": b"First Citizen:\n" * 100,
-    "safetensors": safetensors.torch.save({"w": torch.zeros(3)}),
-    "version": safetensors.torch.save(
-        {}, {"hornbook 3": "{}", "sha256": checkpoint_digest("{}", {})}
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", OTHER_FILES)
-def test_other_file_is_refused(kind, tmp_path):
-    (tmp_path / LAST).write_bytes(OTHER_FILES[kind])
+def test_other_version_is_refused(tmp_path):
+    metadata = {"hornbook 3": "{}", "sha256": checkpoint_digest("{}", {})}
+    (tmp_path / LAST).write_bytes(safetensors.torch.save({}, metadata))
     line = f"{tmp_path / LAST}: not a Hornbook checkpoint of this version, or damaged ("
     assert error_message(load_checkpoint, tmp_path / LAST).startswith(line)
 
@@ -148,16 +129,13 @@ def rewrite(path, **parts):
         ({"settings": {"model": {"n_heads": 2}}}, "unknown setting 'n_heads'"),
         ({"settings": {"seed": -1}}, "seed must be an integer of at least 0 and at most"),
         ({"progress": {"steps": 1}}, "unexpected keyword argument 'steps'"),
-        ({"text": None}, "object is not iterable"),
-        ({"vocabulari": "ab"}, "unexpected keyword argument 'vocabulari'"),
         ({"vocabulary": "aa"}, "the vocabulary must be one or more distinct characters"),
     ],
 )
 def test_wrong_content_is_refused(part, words, small):
     rewrite(small, **part)
     message = error_message(load_checkpoint, small)
-    assert message.startswith(f"{small}: not a Hornbook checkpoint of this version, or damaged (")
-    assert words in message
+    assert message.startswith(f"{small}: not a Hornbook checkpoint ") and words in message
 
 
 def test_missing_field_has_its_default(small):
@@ -167,22 +145,14 @@ def test_missing_field_has_its_default(small):
     assert (saved.settings, saved.progress) == (Config(), Progress())
 
 
-UP = "blocks.0.mlp.up"
-WRONG_TENSORS = {
-    "missing": lambda tensors, name: tensors.pop(name),
-    "unknown": lambda tensors, name: tensors.update({name + "x": torch.zeros(1)}),
-    "shape": lambda tensors, name: tensors.update({name: torch.zeros(16, 64)}),
-}
-
-
-@pytest.mark.parametrize("case", WRONG_TENSORS)
 @pytest.mark.parametrize("kind", ["model", "momentum_buffer"])
-def test_wrong_tensor_is_refused(case, kind, folder):
-    saved = load_checkpoint(folder / LAST)
-    WRONG_TENSORS[case](saved.tensors, f"{kind}.{UP}")
+def test_wrong_tensor_is_refused(kind, folder):
+    """One that is missing, that has another shape, that is unknown."""
+    saved, mlp = load_checkpoint(folder / LAST), f"{kind}.blocks.0.mlp"
+    del saved.tensors[f"{mlp}.down"]
+    saved.tensors |= {f"{mlp}.up": torch.zeros(16, 64), f"{mlp}.upper": torch.zeros(1)}
     write_checkpoint(folder / LAST, saved)
-    found = UP + "x" * (case == "unknown")
-    line = f"{folder / LAST}: not as its settings describe: "
-    assert error_message(build, folder) == f"{line}{kind}.{found}"
+    wrong = f"{folder / LAST}: not as its settings describe: {mlp}.down, {mlp}.up, {mlp}.upper"
+    assert error_message(build, folder) == wrong
     if kind == "model":
-        assert error_message(load_model, folder / LAST) == f"{line}{found}"
+        assert error_message(load_model, folder / LAST) == wrong.replace("model.", "")
