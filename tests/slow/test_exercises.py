@@ -1,6 +1,5 @@
 """The exercises: each fails with a sentence until it is solved; here are the solutions."""
 
-import ast
 import re
 import runpy
 
@@ -9,7 +8,6 @@ import pytest
 import hornbook
 from tests.conftest import ROOT
 
-FOLDER = ROOT / "docs" / "exercises"
 SOLUTIONS = {  # the functions with a gap, in the order of docs/exercises.md
     "guess": """
 def uniform_loss(V):
@@ -78,18 +76,6 @@ def restore_hornbook():
     vars(hornbook).update(before)
 
 
-def solved(name):
-    """Return the source of an exercise with its solution in place of the functions with a gap."""
-    source = (FOLDER / f"{name}.py").read_text(encoding="utf-8")
-    functions = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
-    solution = {node.name: node for node in ast.parse(SOLUTIONS[name]).body}
-    assert [function.name for function in functions] == list(solution)
-    gaps = {function.name: ast.get_source_segment(source, function) for function in functions}
-    for function, gap in gaps.items():
-        source = source.replace(gap, ast.unparse(solution[function]))
-    return source
-
-
 @pytest.mark.parametrize("name", SOLUTIONS)
 def test_exercise_fails_until_solved(name, capsys):
     """With one sentence; then it says what was learned."""
@@ -97,6 +83,8 @@ def test_exercise_fails_until_solved(name, capsys):
         runpy.run_module(f"docs.exercises.{name}", run_name="__main__")
     assert re.fullmatch(r"Not yet: [^\n]+\.", leaving.value.code)
     assert capsys.readouterr().out == ""
-    path = str(FOLDER / f"{name}.py")
-    exec(compile(solved(name), path, "exec"), {"__name__": "__main__", "__file__": path})
+    path = ROOT / "docs" / "exercises" / f"{name}.py"
+    gaps, checks = re.split("# -+ the checks\n", path.read_text(encoding="utf-8"))
+    solved = gaps + SOLUTIONS[name] + checks
+    exec(compile(solved, path, "exec"), {"__name__": "__main__", "__file__": str(path)})
     assert 150 < len(capsys.readouterr().out) < 500
