@@ -1,5 +1,7 @@
 """The best model is never lost: best.safetensors gets only weights that are at least as good."""
 
+import math
+
 import pytest
 
 from storage.checkpoint import BEST, LAST, load_checkpoint
@@ -18,9 +20,9 @@ def test_best_has_the_weights_alone(uninterrupted):
 
 
 def test_best_never_gets_worse(train_run, tmp_path, monkeypatch):
-    """As when a finished run trains longer, with its patience anew: the learning rate jumps up."""
+    """NaN is never the best. When a finished run trains longer, the learning rate jumps up."""
     run = tmp_path / "run"
-    evaluations_give(monkeypatch, 2.0, 1.7, 1.8, 1.8)
+    evaluations_give(monkeypatch, math.nan, 1.7, 1.8, 1.8)
     assert train_run("--patience=3")[0] == 0
     before = (run / BEST).read_bytes()
     assert step_of(run) == 24 and best_loss(run / BEST) == 1.7

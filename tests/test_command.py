@@ -35,6 +35,7 @@ WRONG_FILES = {  # content: words of the message
     "seed: 1\nn_layer: 2\nseed: 2": "line 3: duplicate key 'seed', as in line 1",
     "n_layer:4\nn_head: 4": "line 2: not YAML",
     "seed: !!python/object/apply:os.mkdir [made]": "line 1: seed must be an integer",
+    "sources: &a [[*a], *a]": "sources must be a path,",
     "answer_after: =": "answer_after '=' needs items that end: set separator too",
     "n_embd: 130": "of 8 (2 * n_head, for rope): n_embd 128 or n_embd 136 or n_head 5",
     "positions: learned\nn_embd: 100\nn_head: 3": "3 (n_head): n_embd 99 or n_embd 102 or n_head 2",

@@ -2,6 +2,7 @@
 command that is printed runs as it is.
 """
 
+import errno
 import os
 import shlex
 import sys
@@ -31,6 +32,13 @@ def test_folder_in_use(options, run):
         assert code == 2 and f"out_dir: {run} is in use by another process; " in output
         (run / LAST).touch()  # a resume does not read what another process may still replace
         assert f"out_dir: {run} is in use by another process; " in train(run)[1]
+
+
+def test_folder_on_a_drive_without_locks(options, run, monkeypatch):
+    """A note, and the run."""
+    monkeypatch.setattr("fcntl.flock", raised(OSError(errno.ENOLCK, "no locks available")))
+    code, output = train(*options)
+    assert code == 0 and f"note: {run}: no locks on this drive (no locks available); " in output
 
 
 def test_folder_is_overwritten_on_request(options, run):
