@@ -81,9 +81,9 @@ def train(*arguments: object) -> tuple[int, str]:
     with redirect_stdout(io.StringIO()) as stdout, chdir(ROOT):
         try:
             code = train_main(arguments)
-        except (UserError, OSError, SystemExit, KeyboardInterrupt) as error:
+        except (UserError, OSError, KeyboardInterrupt) as error:
             with redirect_stderr(stdout):
-                code = exit_code(raised(error), [])
+                code = report(error)
     return code, stdout.getvalue()
 
 

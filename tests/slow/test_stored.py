@@ -13,11 +13,10 @@ from pathlib import Path
 import pytest
 
 from storage.checkpoint import LAST, load_checkpoint
-from tests.runs import run_sample, scalars, train, train_and_copy, write_checkpoint
+from tests.runs import scalars, train, train_and_copy, write_checkpoint
 
 STORED = Path(__file__).with_name("stored.safetensors")
 LOSSES = {1: 4.11105, 5: 3.91007, 10: 3.6528, 15: 3.61085, 16: 3.62675}  # by step
-WRITTEN = "r, .trle-zpFhuily.yAewDGMvW\nHqu K!BptpWF\n"
 OPTIONS = [
     "configs/nanogpt_cpu.yaml", "--n_layer=2", "--n_head=2", "--n_embd=8", "--block_size=16",
     "--max_iters=16", "--learning_rate=0.01", "--warmup_ratio=0.125", "--eval_interval=8",
@@ -44,14 +43,6 @@ def test_stored_checkpoint_is_resumed(tmp_path):
     assert losses(tmp_path) == pytest.approx({n: LOSSES[n] for n in (10, 15, 16)}, abs=1e-4)
 
 
-def sample():
-    return run_sample(STORED, "--max_new_tokens=40", "--device=cpu")[0]
-
-
-def test_stored_checkpoint_writes_its_text():
-    assert sample() == WRITTEN
-
-
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         copy = train_and_copy(Path(folder, "auto"), 8, *OPTIONS)
@@ -59,4 +50,3 @@ if __name__ == "__main__":
         saved.settings = replace(saved.settings, out_dir="auto")
         write_checkpoint(STORED, saved)
         print({n: round(loss, 5) for n, loss in losses(Path(folder, "auto")).items()})
-    print(repr(sample()))
