@@ -48,12 +48,6 @@ def test_trials_combine_values_and_seeds():
     assert config.train.max_iters == 60 and "--resume" in runs[-1].words
 
 
-def test_trials_choose_seeds(capsys):
-    with pytest.raises(SystemExit, match="2"):
-        trials.parse_trials([SMOKE, "--seed", "7"])
-    assert "differs from run to run; see --seeds and --name" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("a", "b", "counts"),
     [
