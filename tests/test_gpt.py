@@ -74,22 +74,18 @@ def test_softcap_bounds_the_logits():
     assert 1.9 < noisy(build(logit_softcap=2.0), 30)(IDS).abs().max() <= 2.0
 
 
-@pytest.mark.parametrize("p, dtype", [(0.05, torch.float32), (0.5, torch.bfloat16)])
-def test_dropout(p, dtype):
+def test_dropout():
     """Each element with probability p, independent of the others; the mean stays."""
-    x = torch.ones(1001, 3, 333, dtype=dtype, requires_grad=True)
+    x = torch.ones(1001, 3, 333, requires_grad=True)
     torch.manual_seed(0)
-    y = dropout(x.transpose(0, 2), p)
+    y = dropout(x.transpose(0, 2), 0.05)
     (gradient,) = torch.autograd.grad(y.sum(), x)
-    assert y.shape == (333, 3, 1001) and y.dtype == dtype
     assert torch.equal(gradient, y.transpose(0, 2))  # backward uses the mask and scale of forward
+    assert torch.allclose(y[y != 0], torch.tensor(1 / 0.95), rtol=1e-4)
     kept = (y != 0).flatten()
-    assert torch.allclose(y[y != 0], torch.tensor(1 / (1 - p), dtype=dtype), rtol=5e-3)
-    # elements of the same draw, then of others
-    for lag in (0, 1, 2, 3, 4, 333, 1001, -(-kept.numel() // 4)):
-        expected = (1 - p) if lag == 0 else (1 - p) ** 2
-        tolerance = 6 * (expected * (1 - expected) / kept.numel()) ** 0.5
-        assert abs((kept & kept.roll(lag)).double().mean() - expected) < tolerance, lag
+    for lag in (0, 1, 2, 3, 4, 333, 1001, -(-kept.numel() // 4)):  # also in the same 64 bits
+        expected = 0.95 if lag == 0 else 0.95**2
+        assert abs((kept & kept.roll(lag)).double().mean() - expected) < 0.002, lag
 
 
 # ----------------------------------------------------------------------------------- a look inside
@@ -107,7 +103,8 @@ def test_maps_are_the_weights_of_a_kernel(kernel, monkeypatch):
 
     monkeypatch.setitem(attention.KERNELS, kernel, record)
     model(ids[None])
-    torch.testing.assert_close(attention_maps(model, ids), recorded[:2], atol=1e-5, rtol=0)
+    for found, weights in zip(attention_maps(model, ids), recorded[:2], strict=True):
+        assert torch.allclose(found, weights, rtol=0, atol=1e-5)
 
 
 def test_logit_lens():
