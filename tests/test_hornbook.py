@@ -115,11 +115,12 @@ def test_hornbook_command(command, tmp_path, monkeypatch):
         (["--max_iters=x"], "argument --max_iters: invalid int value: 'x'"),
     ],
 )
-def test_hornbook_mistakes(words, message, command, tmp_path, capsys):
+def test_hornbook_mistakes(words, message, command, tmp_path, monkeypatch, capsys):
     """One line, and exit code 2. Without Tiny Shakespeare, it reads the plays."""
     (tmp_path / "data" / "plays").mkdir(parents=True)
     (tmp_path / "data" / "plays" / "short.txt").write_text("ten chars.")
     (tmp_path / "latin.txt").write_text("Café\n" * 99, encoding="latin-1")
+    monkeypatch.setattr("sys.stdout", io.StringIO())  # as in a notebook, it has no `reconfigure`
     with pytest.raises(SystemExit) as leaving:
         command(*words)
     assert leaving.value.code == 2
