@@ -59,7 +59,11 @@ class World:
                 )
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
             backend = "nccl"
-        distributed.init_process_group(backend)
+        # after --max-restarts, torchrun's store still has the addresses of the earlier attempts
+        store, rank, size = next(distributed.rendezvous("env://"))
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        store = distributed.PrefixStore(attempt, store)
+        distributed.init_process_group(backend, store=store, rank=rank, world_size=size)
         prepare_console()  # torch has replaced our handler of exceptions by one that hides them
 
     def close(self) -> None:
