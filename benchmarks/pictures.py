@@ -30,7 +30,7 @@ from model.inspect import attention_maps
 from storage.checkpoint import BEST, load_checkpoint, model_of, to_bytes
 from train import lr_multiplier
 from training.device import select_runtime
-from training.evaluate import window_losses
+from training.evaluate import position_losses
 
 DOCS = Path(__file__).parent.parent / "docs"
 PLAYS = DOCS.parent / "data" / "plays"
@@ -141,7 +141,7 @@ def loss_by_position(path: Path, model: GPT, corpus: Corpus) -> None:
     """Draw the validation loss at each position in the context."""
     with picture(path, height=3) as axes:
         windows = evaluation_windows(corpus.val, model.config.block_size, batch_size=64)
-        losses = window_losses(model, windows, select_runtime("cpu", "float32"))
+        losses = position_losses(model, windows, select_runtime("cpu", "float32"))
         by_position = losses.sums / losses.counts
         axes.plot(np.arange(1, len(by_position) + 1), by_position, color=BLUE, label="GPT")
         axes.axhline(TRIGRAM, color=GREY, linestyle="--", label="trigram, by counting")

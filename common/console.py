@@ -54,9 +54,9 @@ class NonFiniteError(UserError):
 
 
 def prepare_console() -> None:
-    """Handle uncaught exceptions with `report`; choose the encodings of the standard streams."""
+    """Let `report_error` handle exceptions; choose the encodings of the standard streams."""
     if not hasattr(sys, "ps1"):  # Python's prompt stays open
-        sys.excepthook = lambda _, error, __: sys.exit(report(error))
+        sys.excepthook = lambda _, error, __: sys.exit(report_error(error))
     # A terminal keeps its encoding; what that lacks is escaped. Files and pipes get UTF-8.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # not so in notebooks and IDLE
@@ -64,7 +64,7 @@ def prepare_console() -> None:
             stream.reconfigure(encoding=encoding, errors="backslashreplace")
 
 
-def report(error: BaseException) -> int:
+def report_error(error: BaseException) -> int:
     """Report the exception that ends a command; return the exit code.
 
     Errors that the user, the disk or the memory causes are one line. Anything else is a bug, of

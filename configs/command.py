@@ -32,7 +32,7 @@ from configs.schema import (
     StartOptions,
     find_setting,
     from_flat,
-    settings_by_name,
+    to_flat,
 )
 
 TRAIN_USAGE = """\
@@ -82,7 +82,7 @@ class TrainCommand(StartOptions):
         new one only takes its architecture from them. Options change what may change.
         """
         values, where, kept = self.settings_in_file, self.config_file, set()
-        then = settings_by_name(saved or Config())
+        then = to_flat(saved or Config())
         if self.mode == "resumed":
             values, where, kept = then, self.out_dir, FIXED
         elif self.mode == "fine-tuned":
@@ -96,7 +96,7 @@ class TrainCommand(StartOptions):
         with error_context(f"{where}{' and the options' if self.overrides else ''}"):
             settings = from_flat(values | overrides)
 
-        now = settings_by_name(settings)
+        now = to_flat(settings)
         changes = [f"--{n}={now[n]} (it has {then[n]})" for n in sorted(kept) if now[n] != then[n]]
         if changes:
             changes = ", ".join(changes)
@@ -306,7 +306,7 @@ def to_yaml(config: Config) -> str:
     """Return the complete settings as YAML that `read_config` reads back."""
     import yaml
 
-    dump = partial(yaml.safe_dump, settings_by_name(config), sort_keys=False, width=100)
+    dump = partial(yaml.safe_dump, to_flat(config), sort_keys=False, width=100)
     text = dump(allow_unicode=True)
     # non-ASCII characters as they are, unless one is invisible
     return text if text.replace("\n", "").isprintable() else dump(allow_unicode=False)

@@ -208,7 +208,7 @@ def find_setting(name: str, known: Mapping[str, Field], prefix: str = "") -> Fie
     return known[name]
 
 
-def flat(settings: Mapping[str, object]) -> dict[str, object]:
+def flatten(settings: Mapping[str, object]) -> dict[str, object]:
     """Return the settings of a Config by name, from its parts as `asdict` and JSON have them."""
     values = {}
     for name, value in settings.items():
@@ -216,9 +216,9 @@ def flat(settings: Mapping[str, object]) -> dict[str, object]:
     return values
 
 
-def settings_by_name(config: Config) -> dict[str, object]:
+def to_flat(config: Config) -> dict[str, object]:
     """Return every setting by its name."""
-    return flat(asdict(config))
+    return flatten(asdict(config))
 
 
 def from_flat(values: Mapping[str, object]) -> Config:

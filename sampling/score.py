@@ -4,7 +4,7 @@ from common.console import DataError, say
 from common.messages import counted
 from data.batches import Split, evaluation_windows
 from sampling.inputs import read_source
-from training.evaluate import BITS_PER_NAT, evaluation_batch_size, window_losses
+from training.evaluate import BITS_PER_NAT, evaluation_batch_size, position_losses
 
 
 def score(loaded) -> None:
@@ -21,7 +21,7 @@ def score(loaded) -> None:
     windows = evaluation_windows(
         split, block_size, evaluation_batch_size(block_size, len(tokenizer))
     )
-    losses = window_losses(loaded.model, windows, loaded.runtime)
+    losses = position_losses(loaded.model, windows, loaded.runtime)
 
     # in nats, and in bits, which other reports use
     line = (

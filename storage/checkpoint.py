@@ -22,7 +22,7 @@ from torch import Tensor
 from common.console import CheckpointError
 from common.files import BEST, LAST, SETTINGS_FILE, expand_home, files_of_run, script_command
 from common.messages import first_few
-from configs.schema import Config, flat, from_flat
+from configs.schema import Config, flatten, from_flat
 from data.tokenizer import CharTokenizer
 from model.gpt import GPT
 from model.parameters import named_tensors, set_tensors
@@ -229,7 +229,7 @@ def load_checkpoint(path: Path, remedy: str = "") -> Checkpoint:
         if sha256 != checkpoint_digest(text, tensors):
             raise ValueError("checksum mismatch")
         parts = json.loads(text) | {"tensors": tensors, "path": path}
-        parts["settings"] = from_flat(flat(parts["settings"]))
+        parts["settings"] = from_flat(flatten(parts["settings"]))
         parts["text"] = dict(parts["text"])
         parts["progress"] = Progress(**parts["progress"])
         CharTokenizer(parts["vocabulary"])  # checks it

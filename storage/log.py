@@ -19,7 +19,7 @@ from common.files import METRICS, runs_near, script_command, shell_command
 from common.messages import counted, first_few, printable, quoted_character
 from configs.command import ARCHITECTURE, TrainCommand, to_yaml
 from configs.fields import format_escapes
-from configs.schema import settings_by_name
+from configs.schema import to_flat
 from data.corpus import length_advice
 from model.parameters import parameter_count
 from storage.checkpoint import Checkpoint
@@ -60,7 +60,7 @@ def say_origin(command: TrainCommand, checkpoint: Checkpoint | None, run: Run) -
         return
 
     say(f"the architecture is that of {checkpoint.path}")
-    in_file, settings = command.settings_in_file, settings_by_name(run.settings)
+    in_file, settings = command.settings_in_file, to_flat(run.settings)
     ignored = [f"{n} {v}" for n, v in in_file.items() if n in ARCHITECTURE and v != settings[n]]
     if ignored:
         rope = "block_size" in in_file and settings["positions"] == "rope"

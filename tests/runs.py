@@ -21,10 +21,10 @@ from tensorboard.util.tensor_util import make_ndarray
 
 import sample
 import train as train_script
-from common.console import UserError, report
+from common.console import UserError, report_error
 from common.files import write_atomic
 from configs.command import parse_sample_options, parse_train
-from configs.schema import settings_by_name
+from configs.schema import to_flat
 from storage.checkpoint import BEST, LAST, Checkpoint, load_checkpoint, to_bytes
 from tests.conftest import ROOT
 from training import evaluate
@@ -73,7 +73,7 @@ def exit_code(command: Callable, argv) -> int:
     except SystemExit as leaving:
         return leaving.code
     except BaseException as error:
-        return report(error)
+        return report_error(error)
 
 
 def train(*arguments: object) -> tuple[int, str]:
@@ -83,7 +83,7 @@ def train(*arguments: object) -> tuple[int, str]:
             code = train_main(arguments)
         except (UserError, OSError, KeyboardInterrupt) as error:
             with redirect_stderr(stdout):
-                code = report(error)
+                code = report_error(error)
     return code, stdout.getvalue()
 
 
@@ -123,8 +123,8 @@ def evaluations_give(patch: pytest.MonkeyPatch, *val_losses: float) -> None:
     """Let the next evaluations find these losses on validation text, and 1 on training text."""
     losses = iter([np.array([loss]) for val_loss in val_losses for loss in (val_loss, 1.0)])
     rest = np.array([1.0]), np.array([])  # one prediction, no document
-    found = lambda *_: evaluate.WindowLosses(next(losses), *rest)  # noqa: E731
-    patch.setattr(evaluate, "window_losses", found)
+    found = lambda *_: evaluate.PositionLosses(next(losses), *rest)  # noqa: E731
+    patch.setattr(evaluate, "position_losses", found)
 
 
 def before_call(
@@ -235,7 +235,7 @@ def same_runs(a: Path, b: Path) -> bool:
     for folder in (a, b):
         outcome = [repr(scalars(folder))]  # as text, since NaN != NaN
         for saved in (load_checkpoint(folder / name) for name in (LAST, BEST)):
-            outcome.append(settings_by_name(saved.settings) | {"out_dir": "", "sources": ""})
+            outcome.append(to_flat(saved.settings) | {"out_dir": "", "sources": ""})
             outcome.append(replace(saved, settings=None, tensors=bits(saved.tensors), path=None))
         outcomes.append(outcome)
     return outcomes[0] == outcomes[1]

@@ -7,7 +7,7 @@ import torch
 
 from common.console import ConfigError
 from configs.command import ARCHITECTURE
-from configs.schema import settings_by_name
+from configs.schema import to_flat
 from data.batches import evaluation_windows
 from model.attention import LAYOUTS
 from storage.checkpoint import BEST, LAST, load_checkpoint, load_model
@@ -58,8 +58,8 @@ def test_init_from_keeps_the_architecture(options, uninterrupted, tmp_path, caps
     config = tmp_path / "mine.yaml"
     config.write_text("n_layer: 3\nblock_size: 32\n")
     words = [config, options[-1], f"--init_from={uninterrupted}", f"--out_dir={tmp_path / 'new'}"]
-    new = settings_by_name(build(*words).settings)
-    parent = settings_by_name(load_checkpoint(uninterrupted / LAST).settings)
+    new = to_flat(build(*words).settings)
+    parent = to_flat(load_checkpoint(uninterrupted / LAST).settings)
     assert all(new[name] == parent[name] for name in ARCHITECTURE)
     output = capsys.readouterr().out
     assert f"the architecture is that of {uninterrupted / BEST}\n" in output

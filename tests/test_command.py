@@ -7,7 +7,7 @@ import pytest
 from common.console import UserError
 from configs.command import TRAIN_SECTIONS, parse_sample_options, parse_train
 from configs.fields import describe_allowed, fields_of
-from configs.schema import SampleConfig, settings_by_name
+from configs.schema import SampleConfig, to_flat
 from storage.checks import check_paths, locked
 from tests.conftest import ROOT, run_command
 from tests.runs import exit_code, train_main
@@ -124,7 +124,7 @@ def test_wrong_option_of_sample(words):
 def test_value(words):
     options = words.split() if words.startswith("--") else []
     file = "my.yaml" if options else write("value.yaml", words)
-    found = settings_by_name(parse_train([file, *options]).config)
+    found = to_flat(parse_train([file, *options]).config)
     value = found[re.search(r"[a-z][\w-]+", words)[0].replace("-", "_")]
     assert value == VALUES[words] and type(value) is type(VALUES[words])
 

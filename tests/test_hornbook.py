@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 import hornbook
 from configs.command import parse_train
-from configs.schema import DEFAULT_TEMPERATURE, settings_by_name
+from configs.schema import DEFAULT_TEMPERATURE, to_flat
 from model.generate import last_logits
 from tests.conftest import ROOT
 from tests.runs import build
@@ -42,7 +42,7 @@ def assert_equal(steps, texts, tolerance, *options):
 
 def test_hornbook_has_the_settings():
     """Of configs/shakespeare.yaml."""
-    settings = settings_by_name(parse_train(["configs/shakespeare.yaml"]).config)
+    settings = to_flat(parse_train(["configs/shakespeare.yaml"]).config)
     settings |= {"temperature": DEFAULT_TEMPERATURE}
     settings |= {"adamw_betas": (settings["beta1"], settings["beta2"])}
     for name in set(filter(str.isupper, vars(hornbook))) - {"F", "GPT"}:

@@ -14,7 +14,7 @@ from tests.runs import STEPS, before_call, count_checkpoints, same_runs, step_of
 MOMENTS = [  # a function that only one phase of a run uses, which of its calls, and the signals
     ("train.load_corpus", 1, ["SIGINT"]),  # Python's own until the folder is touched
     ("train.Saver", 1, ["SIGTERM"]),
-    ("training.evaluate.window_losses", 1, ["SIGTERM"]),
+    ("training.evaluate.position_losses", 1, ["SIGTERM"]),
     ("training.samples.generate", 1, ["SIGTERM"]),
     ("os.fsync", 3, ["SIGTERM"]),
     ("os.fsync", 3, ["SIGINT", "SIGINT"]),  # leaves at once

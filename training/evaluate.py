@@ -25,7 +25,7 @@ LOGITS_PER_BATCH = 2**24  # 64 MB at most, also for a text of very many distinct
 
 
 @dataclass(frozen=True)
-class WindowLosses:
+class PositionLosses:
     """The losses of windows, summed by position, and the documents with a wrong prediction.
 
     sums            sum of the losses at each position in the context, nats: (block_size,), float64
@@ -52,7 +52,7 @@ class Evaluation:
     exact_match  fraction of the validation items that are answered right; None without answers
     """
 
-    val_losses: WindowLosses
+    val_losses: PositionLosses
     train_loss: float
     exact_match: float | None
 
@@ -66,9 +66,9 @@ def evaluate(run: Run) -> Evaluation:
     block_size = run.settings.model.block_size
     batch_size = evaluation_batch_size(block_size, run.model.vocab_size)
 
-    def losses_on(split: Split) -> WindowLosses:
+    def losses_on(split: Split) -> PositionLosses:
         windows = evaluation_windows(split, block_size, batch_size)
-        return window_losses(run.model, windows, run.runtime)
+        return position_losses(run.model, windows, run.runtime)
 
     val_losses, train_losses = losses_on(run.val_excerpt), losses_on(run.train_excerpt)
 
@@ -86,9 +86,9 @@ def evaluation_batch_size(block_size: int, vocab_size: int) -> int:
 
 
 @torch.inference_mode()
-def window_losses(
+def position_losses(
     model: GPT, windows: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]], runtime: Runtime
-) -> WindowLosses:
+) -> PositionLosses:
     """Compute the losses of windows: batches of `evaluation_windows`.
 
     Targets IGNORE_INDEX do not count. The model is left in evaluation mode.
@@ -112,11 +112,11 @@ def window_losses(
         # is the likeliest character the target, everywhere in a window?
         matches = (logits.argmax(-1) == y).cpu() | ~is_target
         wrong_documents.append(documents[~matches.all(1).numpy()])
-    return WindowLosses(sums, counts, np.unique(np.concatenate(wrong_documents)))
+    return PositionLosses(sums, counts, np.unique(np.concatenate(wrong_documents)))
 
 
 def exact_loss(
     model: GPT, windows: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]], runtime: Runtime
 ) -> float:
     """Return the mean loss over all predictions of the windows, in nats per character."""
-    return window_losses(model, windows, runtime).mean
+    return position_losses(model, windows, runtime).mean
