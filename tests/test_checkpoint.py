@@ -4,6 +4,7 @@ import json
 import shlex
 import shutil
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 import safetensors.torch
@@ -88,9 +89,12 @@ def test_resume_without_last_names_best(is_there, folder):
     assert build("configs/smoke.yaml", *options).progress.step == 0
 
 
-def test_missing_checkpoint_names_the_runs(folder, tmp_path):
-    message = error_message(load_for_sampling, tmp_path / "typo")
-    assert message == f"{tmp_path / 'typo'}: no checkpoint; runs that are there: {folder}"
+def test_missing_checkpoint_names_the_runs(folder, tmp_path, monkeypatch):
+    (tmp_path / "out").mkdir()
+    folder.rename(tmp_path / "out" / "run")
+    monkeypatch.chdir(tmp_path)
+    message = error_message(load_for_sampling, "typo")
+    assert message == f"typo: no checkpoint; runs that are there: {Path('out', 'run')}"
 
 
 # ------------------------------------------------------------------------------------------- damage
