@@ -133,6 +133,7 @@ def rewrite(path, **parts):
         ({"settings": {"model": {"n_heads": 2}}}, "unknown setting 'n_heads'"),
         ({"settings": {"seed": -1}}, "seed must be an integer of at least 0 and at most"),
         ({"progress": {"steps": 1}}, "unexpected keyword argument 'steps'"),
+        ({"text": None}, "object is not iterable"),
         ({"vocabulary": "aa"}, "the vocabulary must be one or more distinct characters"),
     ],
 )
