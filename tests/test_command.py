@@ -129,6 +129,13 @@ def test_value(words):
     assert value == VALUES[words] and type(value) is type(VALUES[words])
 
 
+def test_sources_have_no_fallback():
+    """The text that stands in for that of a recipe does not stand in for yours."""
+    assert parse_train(["configs/shakespeare.yaml"]).config.data.fallback == "data/plays"
+    command = parse_train(["configs/shakespeare.yaml", "--sources=mine.txt"])
+    assert command.config.data.fallback == ""
+
+
 def test_value_of_sample():
     words = ["--ckpt=x", "--prompt=--help me", "--cache=false", "--stop=[", "--stop=a\\nb"]
     found = parse_sample_options(words)
