@@ -130,7 +130,7 @@ def test_value(words):
 
 
 def test_sources_have_no_fallback():
-    """The text that stands in for that of a recipe does not stand in for yours."""
+    """The fallback of a recipe is for its own text alone."""
     assert parse_train(["configs/shakespeare.yaml"]).config.data.fallback == "data/plays"
     command = parse_train(["configs/shakespeare.yaml", "--sources=mine.txt"])
     assert command.config.data.fallback == ""

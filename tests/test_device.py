@@ -10,7 +10,7 @@ from configs.schema import KERNELS, LAYOUTS, ModelConfig
 from convert import GPT2
 from model.gpt import GPT
 from model.inspect import attention_maps
-from training.device import select_runtime
+from training.device import gpu_is_too_old, select_runtime
 
 
 @pytest.mark.parametrize(
@@ -28,10 +28,18 @@ def test_device(devices, capability, device, found, monkeypatch):
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: "mps" in devices)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_80", "compute_120"])
-    supports = lambda including_emulation: including_emulation or capability >= (8, 0)  # noqa: E731
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", supports)
+    monkeypatch.setattr(
+        torch.cuda,
+        "is_bf16_supported",
+        lambda including_emulation: including_emulation or capability >= (8, 0),
+    )
     monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
     assert str(select_runtime(device, "auto")) == found
+
+
+def test_device_of_amd():
+    """It is never too old: its architectures have other names."""
+    assert not gpu_is_too_old((6, 1), ["gfx90a"])
 
 
 @pytest.mark.parametrize(

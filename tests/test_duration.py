@@ -9,7 +9,7 @@ import pytest
 from common.console import ConfigError
 from configs.schema import Config, DataConfig
 from tests.runs import same_runs, step_of, train
-from train import measure_timing
+from train import measure_timing, train_step
 from training.duration import Timing, settings_for_minutes
 
 
@@ -48,21 +48,29 @@ def test_minutes_too_few(timing):
 
 def test_minutes_choose_the_length(options, tmp_path, monkeypatch):
     """The run is that of the length which is printed; a resume keeps it."""
+    dropouts = []
 
     def timing(*arguments):
         assert min(astuple(measure_timing(*arguments))) > 0
         return Timing(start=1, step=0.1, samples=0.2, character=1e-3)
 
+    def recorded_step(run):
+        dropouts.append(run.settings.model.dropout)
+        return train_step(run)
+
     timed, whole = f"--out_dir={tmp_path / 'timed'}", f"--out_dir={tmp_path / 'whole'}"
     monkeypatch.setattr("train.measure_timing", timing)
+    monkeypatch.setattr("train.train_step", recorded_step)
     words = [word for word in options if not word.startswith(("--max_iters", "--eval_interval"))]
+    words += ["--dropout=auto", "--n_embd=32"]  # it can memorize
     code, output = train(*words, timed, "--minutes=0.1")
     assert code == 0, output
+    assert dropouts[0] == 0.3  # that of a long run: its steps take longer
     line = r"--minutes=0\.1: (\d+) steps of .*, 1 evaluation of .* with --max_val_chars=(\d+)\n"
     steps, chars = re.search(line, output).groups()
     assert f"; an evaluation predicts about {chars} characters, evenly spaced\n" in output
     length = [f"--max_iters={steps}", f"--eval_interval={steps}", f"--max_val_chars={chars}"]
-    assert train(*options, whole, *length)[0] == 0
+    assert train(*words, whole, *length)[0] == 0
     assert same_runs(tmp_path / "timed", tmp_path / "whole")
     assert train(*words, timed, "--minutes=9", "--resume")[0] == 0
     assert step_of(tmp_path / "timed") == int(steps)

@@ -59,7 +59,7 @@ class World:
                 )
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
             backend = "nccl"
-        # after --max-restarts, torchrun's store still has the addresses of the earlier attempts
+        # after a restart by torchrun, its store still has the addresses of the earlier attempts
         store, rank, size = next(distributed.rendezvous("env://"))
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         store = distributed.PrefixStore(attempt, store)

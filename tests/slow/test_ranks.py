@@ -23,6 +23,7 @@ from tests.runs import (
 )
 from tests.slow.ranks import train_ranks
 from training.distributed import TORCHRUN_VARIABLES, World
+from training.state import Run
 
 STEPS = 100
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="processes are forked")
@@ -93,6 +94,11 @@ def stop_in_step_5() -> None:
     before_call(pytest.MonkeyPatch(), "torch.distributed.all_reduce", 10, stop)
 
 
+def lose_patience() -> None:
+    """Lose it at step 7, as if the losses of this rank were rounded otherwise."""
+    Run.out_of_patience = property(lambda run: run.progress.step == 7)
+
+
 def test_ranks_stop_together(two_ranks, tmp_path):
     """What stops one stops all at the same step; the run is resumed bit-exactly."""
     options, whole, _ = two_ranks
@@ -101,6 +107,8 @@ def test_ranks_stop_together(two_ranks, tmp_path):
     printed, _ = train_ranks(tmp_path, *words, on_rank_1=stop_in_step_5, code=143)
     assert step_of(run) == 5
     assert f"to resume:\n  start this with the same torchrun: train.py {run}\n" in printed
+    train_ranks(tmp_path, run, on_rank_1=lose_patience)
+    assert step_of(run) == 7
     train_ranks(tmp_path, run)
     assert same_runs(whole, run)
 
