@@ -4,7 +4,7 @@ import pytest
 
 from common.console import DataError
 from data.corpus import length_advice
-from tests.texts import TEXT, error_message, load, parts_of, write
+from tests.texts import error_message, load, parts_of, write
 
 
 @pytest.fixture(autouse=True)
@@ -13,19 +13,13 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def test_corpus_of_a_file():
-    corpus = load(write("book.txt", TEXT + "Ω"))
-    assert corpus.tokenizer.vocabulary == "".join(sorted({*TEXT, "Ω"}))
-    train, val = parts_of(corpus)
-    assert train + val == TEXT + "Ω" and len(train) == len(TEXT + "Ω") * 9 // 10
-
-
 def test_corpus_holds_out_ends():
     """Of each file; they are joined, and one that does not end in a newline gets one."""
-    first, second = "a" * 20 + "\n", "b" * 20
-    write("folder/a.txt", first), write("folder/b.txt", second), write("folder/c.txt", "")
-    second += "\n"
-    assert parts_of(load("folder")) == [first[:18] + second[:18], first[18:] + second[18:]]
+    write("folder/a.txt", "Ωmega is the last of.\n"), write("folder/b.txt", "b" * 20)
+    write("folder/c.txt", "")
+    corpus = load("folder")
+    assert parts_of(corpus) == ["Ωmega is the last o" + "b" * 18, "f.\nbb\n"]
+    assert corpus.tokenizer.vocabulary == "\n .abefghilmostΩ"
 
 
 def test_corpus_with_val_sources():
