@@ -16,15 +16,14 @@ from tests.conftest import ROOT, run_command
 from tests.runs import exit_code, raised, sample_main
 from tests.variants import random_model, save_model
 
+SHOWN = [  # is it a terminal, its encoding, what it shows of "\x1b[2Jж\n"
+    (True, "utf-8", "\\x1b[2Jж\n"),
+    (True, "cp1252", "\\x1b[2J\\u0436\n"),
+    (False, "cp1252", "\x1b[2Jж\n"),
+]
 
-@pytest.mark.parametrize(
-    ("terminal", "encoding", "shown"),
-    [
-        (True, "utf-8", "\\x1b[2Jж\n"),
-        (True, "cp1252", "\\x1b[2J\\u0436\n"),
-        (False, "cp1252", "\x1b[2Jж\n"),
-    ],
-)
+
+@pytest.mark.parametrize(("terminal", "encoding", "shown"), SHOWN)
 def test_console_text(terminal, encoding, shown, tmp_path, monkeypatch):
     """On a terminal, escapes and letters that it lacks are escaped; a pipe gets all, in UTF-8."""
     vocabulary = "\n\x1b2J[ж"
