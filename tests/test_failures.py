@@ -1,6 +1,7 @@
 """Failures during a run: the message, the exit code and the remaining checkpoints."""
 
 import errno
+import itertools
 import math
 import re
 import shutil
@@ -19,13 +20,13 @@ def run(tmp_path):
     return tmp_path / "run"
 
 
-@pytest.mark.parametrize(
-    ("function", "value", "words"),
-    [
-        ("torch.nn.utils.clip_grad_norm_", torch.tensor(math.inf), "gradient norm inf"),
-        ("train.lr_multiplier", math.inf, "the weights or their moments are no longer finite"),
-    ],
-)
+NOT_FINITE = [  # a function of a step, what it returns, words of the error
+    ("torch.nn.utils.clip_grad_norm_", torch.tensor(math.inf), "gradient norm inf"),
+    ("train.lr_multiplier", math.inf, "the weights or their moments are no longer finite"),
+]
+
+
+@pytest.mark.parametrize(("function", "value", "words"), NOT_FINITE)
 def test_not_finite(function, value, words, train_run, run, monkeypatch):
     """A run that diverges ends before it replaces its last checkpoint."""
     with monkeypatch.context() as patch:
@@ -41,27 +42,24 @@ def test_not_finite(function, value, words, train_run, run, monkeypatch):
 # --------------------------------------------------------------------------------------------- disk
 
 
-def disk_is_full(patch, is_full):
-    """Raise ENOSPC where a file is written for which `is_full(name)`."""
+def disk_is_full(patch, answers):
+    """Raise ENOSPC where a checkpoint is written, as long as the next answer is True."""
 
     def opened(path, mode):
-        if is_full(path.name.removesuffix(".tmp")):
-            raise OSError(errno.ENOSPC, "No space left on device")
+        if path.name.removesuffix(".tmp") in (LAST, BEST) and next(answers, False):
+            raise OSError(errno.ENOSPC, "disk full")
         return open(path, mode)
 
     patch.setattr(files, "open", opened, raising=False)
 
 
-NOT_SAVED = (
-    r"{run}/(\w+)\.safetensors: not saved \(No space left on device\); earlier files are intact"
-)
+NOT_SAVED = r"{run}/(\w+)\.safetensors: not saved \(disk full\); earlier files are intact"
 
 
 def test_full_disk_is_a_warning(train_run, run, monkeypatch):
     """The next save tries again, also to write weights that are not the newest."""
     evaluations_give(monkeypatch, 1.0, 2.0, 2.0, 2.0)
-    full = iter([True, True])
-    disk_is_full(monkeypatch, lambda name: name in (LAST, BEST) and next(full, False))
+    disk_is_full(monkeypatch, iter([True, True]))
     code, output = train_run()
     retries = "; training continues and retries at the next save"
     assert code == 0
@@ -75,7 +73,7 @@ def test_full_disk_at_the_end_is_an_error(train_run, run, monkeypatch):
     before = [(run / name).read_bytes() for name in (LAST, BEST)]
     for words in (["--overwrite"], ["--resume", "--max_iters=12"]):
         with monkeypatch.context() as patch:
-            disk_is_full(patch, lambda name: name in (LAST, BEST))
+            disk_is_full(patch, itertools.repeat(True))
             code, output = train_run(*words)
         assert code == 2
         assert re.fullmatch(f"error: {NOT_SAVED.format(run=run)}", output.splitlines()[-1])
