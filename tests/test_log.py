@@ -99,9 +99,8 @@ def test_log_after_the_clock_went_back(options, tmp_path):
 
 
 def test_log_text_is_no_markdown():
-    text = "a\tb\nc\r![x](https://example.org)\n\x1b[2Jd"
-    block = "    a\tb\n    c\\r![x](https://example.org)\n    \\x1b[2Jd\n"
-    assert log.code_block(text) == block
+    block = log.code_block("a\tb\nc\r![x](https://a.org)\n\x1b[2Jd")
+    assert block == "    a\tb\n    c\\r![x](https://a.org)\n    \\x1b[2Jd\n"
 
 
 def test_log_images_of_attention(options):
@@ -127,27 +126,24 @@ def folder_in_the_way(patch, run):
     before_call(patch, "train.Log", 1, lambda: (run / METRICS).mkdir())
 
 
-FAULTS = {  # what goes wrong, and the warning
-    no_tensorboard: "TensorBoard is not written (import of torch.utils.tensorboard halted",
-    full_disk: "TensorBoard is not written (No space left on device",
-    folder_in_the_way: "metrics.csv is not written ([Errno 21] Is a directory",
-}
+FAULTS = [  # what goes wrong, the warning, the results that are complete
+    (no_tensorboard, "TensorBoard is not written (import of torch.utils.tensorboard", rows_of),
+    (full_disk, "TensorBoard is not written (No space left on device", rows_of),
+    (folder_in_the_way, "metrics.csv is not written ([Errno 21] Is a directory", scalars),
+]
 
 
 # TensorBoard's thread ends in a traceback
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda function: function.__name__)
-def test_log_that_fails(fault, train_run, tmp_path, uninterrupted, monkeypatch):
+@pytest.mark.parametrize(("fault", "warning", "results"), FAULTS)
+def test_log_that_fails(fault, warning, results, train_run, tmp_path, uninterrupted, monkeypatch):
     """One warning with the reason; the other part is complete."""
     run = tmp_path / "run"
     fault(monkeypatch, run)
     code, output = train_run()
     assert code == 0 and output.count("warning: ") == 1, output
-    assert f"warning: {FAULTS[fault]}" in output
-    if fault == folder_in_the_way:
-        assert repr(scalars(run)) == repr(scalars(uninterrupted))
-    else:
-        assert rows_of(run) == rows_of(uninterrupted)
+    assert f"warning: {warning}" in output
+    assert repr(results(run)) == repr(results(uninterrupted))
 
 
 def test_console_of_a_run(uninterrupted):
