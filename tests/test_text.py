@@ -193,14 +193,14 @@ def test_download_once(network, folder):
     assert files_in(folder) == ["code/data/corpus/input.txt"] and network.call_count == 1
 
 
-@pytest.mark.parametrize(
-    ("answer", "reason"),
-    [
-        (HTTPError(URL, 404, "Not Found", {}, None), "HTTP Error 404: Not Found"),
-        (ValueError("proxy URL with no authority"), "proxy URL with no authority"),
-        ([io.BytesIO(b"<html>") for _ in range(2)], "6 bytes of another SHA-256"),
-    ],
-)
+ANSWERS = [  # of the network, and what is wrong with each
+    (HTTPError(URL, 404, "Not Found", {}, None), "HTTP Error 404: Not Found"),
+    (ValueError("proxy URL with no authority"), "proxy URL with no authority"),
+    ([io.BytesIO(b"<html>") for _ in range(2)], "6 bytes of another SHA-256"),
+]
+
+
+@pytest.mark.parametrize(("answer", "reason"), ANSWERS)
 def test_download_failed(answer, reason, network, folder):
     """It leaves no files, and is replaced by the fallback."""
     make({"plays/a.txt": TEXT, "other.txt": "x"})
