@@ -131,9 +131,8 @@ def test_value(words):
 
 def test_sources_have_no_fallback():
     """The fallback of a recipe is for its own text alone."""
-    assert parse_train(["configs/shakespeare.yaml"]).config.data.fallback == "data/plays"
-    command = parse_train(["configs/shakespeare.yaml", "--sources=mine.txt"])
-    assert command.config.data.fallback == ""
+    words = ["configs/shakespeare.yaml", "--sources=mine.txt"]
+    assert parse_train(words).config.data.fallback == ""
 
 
 def test_value_of_sample():
@@ -143,8 +142,7 @@ def test_value_of_sample():
 
 
 def test_first_five_faults_of_a_file(capsys):
-    wrong = "sead: 1\nn_layer: 2\nn_layer: 0\nbias: 3\nseed: x\ndevice: 1\ncompile: yes"
-    write("wrong.yaml", wrong)
+    write("wrong.yaml", "sead: 1\nn_layer: 2\nn_layer: 0\nbias: 3\nseed: x\ndevice: 1\ncompile: 2")
     assert exit_code(train_main, ["wrong.yaml"]) == 2
     lines = re.findall(r"^error: wrong.yaml: line (\d): ", capsys.readouterr().err, re.M)
     assert lines == ["1", "3", "4", "5", "6"]
@@ -158,18 +156,15 @@ def test_print_config_is_a_config(path, capsys):
     assert again == parse_train([str(path), "--n_layer=5"]).config
 
 
-@pytest.mark.parametrize(
-    ("parse", "sections"),
-    [(parse_train, TRAIN_SECTIONS), (parse_sample_options, (SampleConfig,))],
-)
-def test_help_has_every_setting(parse, sections, capsys):
+def test_help_has_every_setting(capsys):
     """And its range."""
-    with pytest.raises(SystemExit, match="0"):
-        parse(["--n_layer=x", "--help"])
-    text = " ".join(capsys.readouterr().out.split())
-    for name, field in fields_of(*sections).items():
-        limits = f"; {describe_allowed(field)}" if field.metadata["limits"] else ""
-        assert f"--{name} {field.metadata['meaning']}{limits}" in text
+    for parse, sections in ((parse_train, TRAIN_SECTIONS), (parse_sample_options, [SampleConfig])):
+        with pytest.raises(SystemExit, match="0"):
+            parse(["--n_layer=x", "--help"])
+        text = " ".join(capsys.readouterr().out.split())
+        for name, field in fields_of(*sections).items():
+            limits = f"; {describe_allowed(field)}" if field.metadata["limits"] else ""
+            assert f"--{name} {field.metadata['meaning']}{limits}" in text
 
 
 # ---------------------------------------------------------------------------------- start or resume
