@@ -26,9 +26,7 @@ SHOWN = [  # is it a terminal, its encoding, what it shows of "\x1b[2Jж\n"
 @pytest.mark.parametrize(("terminal", "encoding", "shown"), SHOWN)
 def test_console_text(terminal, encoding, shown, tmp_path, monkeypatch):
     """On a terminal, escapes and letters that it lacks are escaped; a pipe gets all, in UTF-8."""
-    vocabulary = "\n\x1b2J[ж"
-    model = random_model(vocab_size=len(vocabulary))
-    file = save_model(tmp_path / "model.safetensors", model, vocabulary)
+    file = save_model(tmp_path / "a.safetensors", random_model(vocab_size=6), "\n\x1b2J[ж")
     stdout = io.TextIOWrapper(io.BytesIO(), encoding)
     stdout.isatty = lambda: terminal
     monkeypatch.setattr(sys, "stdout", stdout)
