@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from configs.schema import KERNELS, LAYOUTS, ModelConfig
+from configs.schema import KERNELS, LAYOUTS
 from convert import GPT2
-from model.gpt import GPT
 from model.inspect import attention_maps
+from tests.variants import random_model
 from training.device import gpu_is_too_old, select_runtime
 
 DEVICES = [  # those that are there, the GPU's capability, the setting, what is chosen
@@ -69,10 +69,9 @@ class OnTheCpu(TorchFunctionMode):
 def test_device_of_the_inputs():
     """Every layout and kernel computes there."""
     ids = torch.zeros(3, 8).long()
-    sizes = {"n_layer": 1, "n_head": 2, "n_embd": 8, "block_size": 8}
     pairs = zip(LAYOUTS, itertools.cycle(KERNELS), itertools.cycle([GPT2, {}]), strict=False)
     for layout, kernel, variant in pairs:
-        model = GPT(ModelConfig(**sizes, **variant, layout=layout, kernel=kernel), 11).eval()
+        model = random_model(**variant, layout=layout, kernel=kernel)
         cache = model.new_cache()
         # as on a GPU, the device of the inputs is not that of a tensor made without one
         with OnTheCpu(), torch.device("meta"):
