@@ -9,8 +9,6 @@ import shutil
 import pytest
 import torch
 
-from common import files
-from storage import folder
 from storage.checkpoint import BEST, LAST, load_checkpoint
 from tests.runs import STEPS, at_step, evaluations_give, step_of, train
 
@@ -31,7 +29,7 @@ def test_not_finite(function, value, words, train_run, run, monkeypatch):
     """A run that diverges ends before it replaces its last checkpoint."""
     with monkeypatch.context() as patch:
         patch.setattr(function, lambda *_: value)
-        patch.setattr(folder, "SAVE_SECONDS", 0)
+        patch.setattr("storage.folder.SAVE_SECONDS", 0)
         code, output = train_run()
     assert code == 2 and step_of(run) == 0
     line = f"error: after step .*{words}.*; the last checkpoint is in {run}; resume it with .*"
@@ -50,7 +48,7 @@ def disk_is_full(patch, answers):
             raise OSError(errno.ENOSPC, "disk full")
         return open(path, mode)
 
-    patch.setattr(files, "open", opened, raising=False)
+    patch.setattr("common.files.open", opened, raising=False)
 
 
 NOT_SAVED = r"{run}/(\w+)\.safetensors: not saved \(disk full\); earlier files are intact"
