@@ -17,20 +17,18 @@ from tensorboard.compat.tensorflow_stub.io import gfile
 from model.inspect import attention_maps
 from storage import log
 from storage.checkpoint import LAST, load_checkpoint
-from storage.log import METRICS
 from tests.runs import STEPS, before_call, build, raised, same_runs, scalars, train, train_and_copy
 from training.samples import attention_images
 
 EVALUATIONS = [6, 12, 18, 24]
 OF_STEPS = ("loss", "lr", "lr/muon", "grad_norm", "chars_per_sec", "total_epochs")
-OF_EVALUATIONS = ("loss", "bpc", "gap", "train_loss")
 append = gfile.LocalFileSystem.append  # of TensorBoard, to its files
 
 
 def rows_of(run):
     """The rows of metrics.csv by step, without the times; after a resume, the last of a step."""
     rows = {}
-    for row in csv.DictReader(io.StringIO((run / METRICS).read_text())):
+    for row in csv.DictReader(io.StringIO((run / log.METRICS).read_text())):
         rows[int(row["step"]), bool(row["val/loss"])] = row | {"minutes": None}
     return [rows[key] for key in sorted(rows)]
 
@@ -42,7 +40,7 @@ def test_log_has_all_tags_at_all_steps(uninterrupted):
         for tag in tags if kind in ("scalars", "images", "tensors") else ():
             steps[tag] = [event.step for event in getattr(events, kind.title())(tag)]
     expected = {f"train/{tag}": [*range(1, STEPS + 1)] for tag in OF_STEPS}
-    expected |= {f"val/{tag}": EVALUATIONS for tag in OF_EVALUATIONS}
+    expected |= {f"val/{tag}": EVALUATIONS for tag in ("loss", "bpc", "gap", "train_loss")}
     expected |= {"views/attention_layer_1": EVALUATIONS, "samples/text/text_summary": EVALUATIONS}
     assert steps == expected | {"setup/run/text_summary": [0]}
 
@@ -77,12 +75,12 @@ def test_log_after_kill(options, uninterrupted, tmp_path, monkeypatch):
         patch.setattr(gfile.LocalFileSystem, "append", slow)
         run = train_and_copy(tmp_path / "run", 11, *options)  # a copy is what a kill leaves
     assert [step for step, _ in scalars(run)["train/loss"]] == list(range(1, 12))
-    before = (run / METRICS).read_text()
+    before = (run / log.METRICS).read_text()
     assert before.endswith("\n")
-    (run / METRICS).write_text(f"{before}12,1.5,3.14")
+    (run / log.METRICS).write_text(f"{before}12,1.5,3.14")
     assert train(run)[0] == 0
     assert same_runs(run, uninterrupted) and rows_of(run) == rows_of(uninterrupted)
-    after = (run / METRICS).read_text()
+    after = (run / log.METRICS).read_text()
     assert after.startswith(f"{before}12,1.5,3.14\n7,")  # goes on after the last save, in step 6
     assert 1.5 <= float(after.splitlines()[-1].split(",")[1]) < 2  # the minutes go on too
 
@@ -123,7 +121,7 @@ def full_disk(patch, run):
 
 
 def folder_in_the_way(patch, run):
-    before_call(patch, "train.Log", 1, lambda: (run / METRICS).mkdir())
+    before_call(patch, "train.Log", 1, lambda: (run / log.METRICS).mkdir())
 
 
 FAULTS = [  # what goes wrong, the warning, the results that are complete
