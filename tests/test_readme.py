@@ -11,7 +11,6 @@ from configs.command import parse_sample_options, parse_train
 from model.gpt import GPT
 from tests.conftest import ROOT
 
-README = ROOT / "README.md"
 PATTERNS = ("*.md", "docs/*.md", "docs/*.ipynb", "data/README.md")
 DOCUMENTS = [path for pattern in PATTERNS for path in ROOT.glob(pattern)]
 COMMANDS = [
@@ -44,7 +43,7 @@ def test_readme_command(command, monkeypatch):
 
 
 def test_readme_number_of_parameters():
-    number = re.search(r"([\d.]+) million parameters", README.read_text(encoding="utf-8"))[1]
+    number = re.search(r"([\d.]+) million parameters", (ROOT / "README.md").read_text("utf-8"))[1]
     settings = parse_train(["configs/shakespeare.yaml"]).config
     model = GPT(settings.model, vocab_size=65)  # Tiny Shakespeare's
     assert round(sum(p.numel() for p in model.parameters()) / 1e6, 1) == float(number)
