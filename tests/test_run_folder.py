@@ -12,7 +12,7 @@ import pytest
 from storage.checkpoint import LAST
 from storage.checks import locked
 from tests.runs import raised, scalars, snapshot, step_of, stop_at, train
-from training import state
+from tests.texts import write
 
 
 @pytest.fixture
@@ -60,8 +60,7 @@ def test_folder_is_overwritten_on_request(options, run):
 
 
 def test_folder_with_a_config_of_a_user(options, run):
-    run.mkdir()
-    (run / "config.yaml").write_text("# my own notes\nmax_iters: 7\n")
+    write(run / "config.yaml", "# my own notes\nmax_iters: 7\n")
     assert train(*options)[0] == 0
     assert (run / "config.yaml").read_text() == "# my own notes\nmax_iters: 7\n"
 
@@ -69,10 +68,9 @@ def test_folder_with_a_config_of_a_user(options, run):
 def test_folder_after_a_start_that_fails(options, run, tmp_path, monkeypatch):
     """It is as it was, also if it was to be overwritten."""
     stop_at(3, *options)
-    (tmp_path / "others").mkdir()
-    (tmp_path / "others/config.yaml").write_text("# mine\n")
+    write(tmp_path / "others/config.yaml", "# mine\n")
     before = snapshot(tmp_path)
-    monkeypatch.setattr(state.Run, "__init__", raised(KeyboardInterrupt()))
+    monkeypatch.setattr("training.state.Run.__init__", raised(KeyboardInterrupt()))
     assert train(*options, "--overwrite")[0] == 130
     assert train(*options, f"--out_dir={tmp_path / 'others'}")[0] == 130
     assert snapshot(tmp_path) == before
