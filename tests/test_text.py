@@ -9,10 +9,8 @@ from urllib.error import HTTPError
 
 import pytest
 
-from common import files
 from common.console import DataError
 from data import text
-from data.text import read_text
 from tests.texts import TEXT, error_message, load, write
 
 
@@ -20,14 +18,14 @@ from tests.texts import TEXT, error_message, load, write
 def folder(tmp_path, monkeypatch):
     """An empty working folder; the code is in its folder `code`, and `home` is the home folder."""
     monkeypatch.chdir(tmp_path)
-    for module in (text, files):
-        monkeypatch.setattr(module, "ROOT", tmp_path / "code")
+    monkeypatch.setattr("common.files.ROOT", tmp_path / "code")
+    monkeypatch.setattr("data.text.ROOT", tmp_path / "code")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     return tmp_path
 
 
 def find(*sources, encoding="utf-8", fallback=""):
-    return read_text(sources, encoding, fallback=fallback)
+    return text.read_text(sources, encoding, fallback=fallback)
 
 
 def make(files):
@@ -113,8 +111,7 @@ def test_text_sha256():
 
 def test_text_notes():
     """What a folder has besides, and a license that is left out; of the validation text too."""
-    make({"n/1.txt": BOOKS, "n/a.MD": "", "n/b.MD": "", "n/Makefile": "", "n/c/d.png": ""})
-    write("n/.hidden")
+    make({"n/1.txt": BOOKS, "n/a.MD": "", "n/b.MD": "", "n/c": "", "n/d/e.png": "", "n/.f": ""})
     notes = [
         'not read: 2 .MD, 1 other, 1 folder; a pattern reads more: "n/**/*.MD"',
         f"{len(BOOKS) - 18} characters outside the marks of Project Gutenberg left out",
@@ -134,9 +131,8 @@ def test_text_note_on_its_encoding(encoding, named):
 
 
 REFUSED = {  # files, source, words of the error
-    "mistyped": ({"austen.txt": ""}, "austin.txt",
-                 "austin.txt (--sources=zzz.txt --sources=austin.txt): no such file or folder; did "
-                 "you mean austen.txt?"),
+    "mistyped": ({"austen.txt": ""}, "austin.txt", "austin.txt (--sources=zzz.txt "
+                 "--sources=austin.txt): no such file or folder; did you mean austen.txt?"),
     "broken link": ({"a.txt": "-> nowhere"}, "a.txt", "a.txt: No such file or directory"),
     "folder without texts": ({"a/b.md": ""}, "a", "a (--sources=zzz.txt --sources=a): contains no "
                              '.txt file; not read: 1 .md; a pattern reads more: "a/**/*.md"'),
