@@ -13,8 +13,7 @@ def runs(tmp_path_factory):
     runs = {}
     for optimizer in ("muon", "adamw"):
         folder = tmp_path_factory.mktemp(optimizer)
-        small = [*small_run_args(folder), "--bias=true", "--max_iters=12"]
-        options = [*small, f"--optimizer={optimizer}"]
+        options = [*small_run_args(folder), "--bias", "--max_iters=12", f"--optimizer={optimizer}"]
         assert train(*options, f"--out_dir={folder / 'whole'}")[0] == 0
         runs[optimizer] = options, losses(folder / "whole")
     return runs
