@@ -121,10 +121,10 @@ def raised(error: BaseException) -> Callable:
 
 def evaluations_give(patch: pytest.MonkeyPatch, *val_losses: float) -> None:
     """Let the next evaluations find these losses on validation text, and 1 on training text."""
-    losses = iter([np.array([loss]) for val_loss in val_losses for loss in (val_loss, 1.0)])
-    rest = np.array([1.0]), np.array([])  # one prediction, no document
-    found = lambda *_: evaluate.PositionLosses(next(losses), *rest)  # noqa: E731
-    patch.setattr(evaluate, "position_losses", found)
+    losses = [np.array([loss]) for val_loss in val_losses for loss in (val_loss, 1.0)]
+    # of one prediction, and no document
+    found = iter([evaluate.PositionLosses(loss, np.ones(1), np.array([])) for loss in losses])
+    patch.setattr(evaluate, "position_losses", lambda *_: next(found))
 
 
 def before_call(
@@ -191,14 +191,10 @@ def count_checkpoints(folder: Path) -> int:
     return len([load_checkpoint(file) for file in folder.glob("*.safetensors")])
 
 
-def snapshot(folder: Path) -> dict[str, object]:
+def snapshot(folder: Path) -> dict[Path, object]:
     """Return everything below a folder by path, but locks: of a file, its time and its bytes."""
-    return {
-        str(path.relative_to(folder)): path.is_file()
-        and (path.stat().st_mtime_ns, path.read_bytes())
-        for path in folder.rglob("*")
-        if path.name != ".lock"
-    }
+    paths = [path for path in folder.rglob("*") if path.name != ".lock"]
+    return {path: path.is_file() and (path.stat().st_mtime_ns, path.read_bytes()) for path in paths}
 
 
 def scalars(folder: Path) -> dict[str, list[tuple[int, object]]]:

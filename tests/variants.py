@@ -7,7 +7,6 @@ from configs.schema import Config, ModelConfig
 from model.gpt import GPT
 from model.parameters import named_tensors
 from storage.checkpoint import Checkpoint, to_bytes
-from training.state import Progress
 
 CHOICES = {
     "positions": ("learned", "rope"),
@@ -41,7 +40,7 @@ def checkpoint_of(model, vocabulary, config=None, **more):
     """Return the checkpoint of a model that was not trained."""
     tensors = {f"model.{name}": each for name, each in named_tensors(model).items()}
     config = config or Config(model=model.config)
-    return Checkpoint(config, vocabulary, tensors, progress=Progress(), **more)
+    return Checkpoint(config, vocabulary, tensors, **more)
 
 
 def save_model(path, model, vocabulary, config=None, **more):
