@@ -15,7 +15,6 @@ os.environ["OMP_NUM_THREADS"] = "1"  # bits depend on it; modules run side by si
 signal.signal(signal.SIGINT, signal.default_int_handler)
 if hasattr(signal, "SIGHUP"):
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
-sys.path.insert(0, str(ROOT))
 
 
 def run_command(*words, check: int = 0, **environment) -> subprocess.CompletedProcess:
