@@ -7,6 +7,7 @@ import pytest
 from configs.schema import DataConfig
 from data.corpus import Corpus, load_corpus
 
+NAMES = ["ada", "bo", "cyd", "bo", "eve-marie", "fo", "gil", "hedy", "ivo", "jo", "kim", "lea"]
 TEXT = "To be, or not to be: that is the question.\n" * 20
 
 
