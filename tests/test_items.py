@@ -5,9 +5,7 @@ import pytest
 from common.console import DataError
 from data.batches import IGNORE_INDEX
 from data.items import split_items
-from tests.texts import documents_of, error_message, load, write
-
-NAMES = ["ada", "bo", "cyd", "bo", "eve-marie", "fo", "gil", "hedy", "ivo", "jo", "kim", "lea"]
+from tests.texts import NAMES, documents_of, error_message, load, write
 
 
 @pytest.fixture(autouse=True)
@@ -16,33 +14,23 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def items_of(corpus) -> list[str]:
-    """Return the items of a corpus with their ends, in alphabetical order."""
-    return documents_of(corpus.train, corpus.val, of=corpus)
-
-
-@pytest.mark.parametrize("separator", ["\n", ";", "--"])
-def test_item_is_a_document(separator):
-    """With its end; none sees another."""
-    write("lists/a.txt", separator.join(NAMES[:5])), write("lists/b.txt", separator.join(NAMES[5:]))
-    corpus = load("lists", separator=separator)
-    assert items_of(corpus) == sorted(separator[-1] + name + separator for name in NAMES)
-    n_val = len(corpus.val.documents)
-    assert f" {12 - n_val} items to train on, {n_val} (" in corpus.summary[1]
-
-
 @pytest.mark.parametrize(
-    ("text", "separator", "items"),
+    ("separator", "first", "second", "items"),
     [
-        ("ode\n one \n \nelegy\n\t\nlay", "\n\n", ["ode\n one", "elegy", "lay"]),
-        ("anna;\nbob \n;\u3000;cyd;", ";", ["anna", "bob", "cyd"]),
+        ("\n", "ada\nbo\n", "cyd\nbo", ["ada", "bo", "bo", "cyd"]),
+        ("\n\n", "ode\n one \n \nelegy", "\t\nlay", ["elegy", "lay", "ode\n one"]),
+        ("--", "anna--\nbob \n", "\u3000--cyd--", ["anna", "bob", "cyd"]),
     ],
 )
-def test_items_without_blanks(text, separator, items):
-    """Newlines around items, blanks at ends of lines and blank items count as nothing."""
-    corpus = load(write("list.txt", text), separator=separator)
-    assert items_of(corpus) == sorted(separator[-1] + item + separator for item in items)
+def test_item_is_a_document(separator, first, second, items):
+    """With its end; none sees another. Newlines around it and blanks at ends of lines go."""
+    write("lists/a.txt", first), write("lists/b.txt", second)
+    corpus = load("lists", separator=separator)
+    documents = documents_of(corpus.train, corpus.val, of=corpus)
+    assert documents == [separator[-1] + item + separator for item in items]
     assert set(corpus.tokenizer.vocabulary) == set("".join(items) + separator)
+    n_val = len(corpus.val.documents)
+    assert f" {len(items) - n_val} items to train on, {n_val} (" in corpus.summary[1]
 
 
 @pytest.mark.parametrize("fraction", [0.01, 0.3])
