@@ -23,7 +23,7 @@ def folder(tmp_path, monkeypatch):
     ],
 )
 def test_item_is_a_document(separator, first, second, items):
-    """With its end; none sees another. Newlines around it and blanks at ends of lines go."""
+    """With its end. Newlines around it, blanks at ends of lines and blank items do not count."""
     write("lists/a.txt", first), write("lists/b.txt", second)
     corpus = load("lists", separator=separator)
     documents = documents_of(corpus.train, corpus.val, of=corpus)

@@ -7,23 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from storage.checkpoint import LAST, load_checkpoint
-from tests.runs import (
-    STEPS,
-    losses,
-    same_runs,
-    snapshot,
-    step_of,
-    stop_at,
-    train,
-    train_and_copy,
-    write_checkpoint,
-)
+from storage.checkpoint import LAST, load_checkpoint, to_bytes
+from tests.runs import STEPS, losses, same_runs, snapshot, step_of, stop_at, train, train_and_copy
 
 ADAMW = ["--optimizer=adamw", "--schedule=cosine", "--attention_dropout=0.3", "--log_interval=3"]
 # the learning rate rises too far, and soon an evaluation is worse than the one before
-EARLY = ["--schedule=constant", "--warmup_ratio=1", "--learning_rate=9", "--muon_learning_rate=9",
-         "--patience=1"]  # fmt: skip
+EARLY = ["--warmup_ratio=1", "--learning_rate=9", "--muon_learning_rate=9", "--patience=1"]
 
 
 @pytest.mark.parametrize("recipe", [[], ADAMW, EARLY], ids=["muon", "adamw", "early stopping"])
@@ -97,7 +86,7 @@ def test_resume_on_another_machine(stopped, monkeypatch):
     saved = load_checkpoint(stopped / LAST)
     saved.environment = "a Mac"
     saved.settings = replace(saved.settings, device="mps")
-    write_checkpoint(stopped / LAST, saved)
+    (stopped / LAST).write_bytes(to_bytes(saved))
     monkeypatch.setattr("torch.backends.mps.is_available", lambda: False)
     code, output = train(stopped)
     assert code == 2 and "no MPS device" in output and "--device=auto" in output
