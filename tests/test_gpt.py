@@ -1,7 +1,6 @@
 """The model, from ids to logits, in every variant that the settings allow; a look inside it."""
 
 import copy
-import dataclasses
 import itertools
 import math
 
@@ -16,9 +15,8 @@ from model.gpt import GPT
 from model.inspect import ablated, attention_maps, logit_lens
 from model.parameters import named_tensors
 from tests.runs import bits
-from tests.variants import CHOICES, noisy, random_model
+from tests.variants import CHOICES, SIZES, noisy, random_model
 
-SMALL = ModelConfig(n_layer=2, n_head=2, n_embd=16, block_size=8, **GPT2)
 ALL_CHOICES = CHOICES | {"residual_init": ("scaled", "zero")}
 VARIANTS = [  # 25 of 768, among them every pair of choices
     dict(zip(ALL_CHOICES, values, strict=True))
@@ -29,7 +27,7 @@ IDS = torch.randint(11, (3, 8), generator=torch.Generator().manual_seed(0))
 
 
 def build(seed=0, **changes):
-    return GPT(dataclasses.replace(SMALL, **changes), 11, seed)
+    return GPT(ModelConfig(**SIZES | GPT2 | changes), 11, seed)
 
 
 def test_first_loss_is_ln_v():
@@ -120,7 +118,7 @@ def test_logit_lens():
 
 def test_head_that_is_off():
     """It has zeros in the output projection, and comes back unchanged."""
-    model, ids = build(n_head=4), torch.tensor([[1, 5, 2]])
+    model, ids = build(n_head=3), torch.tensor([[1, 5, 2]])
     expected, before = copy.deepcopy(model), bits(model.state_dict())
     expected.blocks[0].attention.out_proj.weight.data[:, :4] = 0
     expected.blocks[1].attention.out_proj.weight.data[:, 8:12] = 0
