@@ -17,11 +17,9 @@ def split_of(lengths):
     """Build a split whose id at each position is the position: a text, or items that are apart."""
     if isinstance(lengths, int):
         return Split(np.arange(lengths, dtype=np.uint16))
-    items, start = [], 5
-    for length in lengths:
-        items.append((start, start + length))
-        start += length + 10
-    return Split(np.arange(start, dtype=np.uint16), items)
+    ends = np.cumsum(np.array(lengths) + 10)
+    ids = np.arange(ends[-1] + 10, dtype=np.uint16)
+    return Split(ids, np.stack([ends - lengths, ends], axis=1))
 
 
 def targets_of(split):
