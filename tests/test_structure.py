@@ -16,9 +16,8 @@ LEVELS = [
     {"page", "sampling"},
     {"train", "sample", "convert"},
 ]
-PACKAGES = sorted(set.union(*LEVELS[:-1]))
-FILES = [path for package in PACKAGES for path in sorted((ROOT / package).glob("*.py"))]
-FILES += [ROOT / f"{name}.py" for name in sorted(LEVELS[-1])]
+LEVEL_OF = {name: level for level, names in enumerate(LEVELS) for name in names}
+SCRIPTS = LEVELS[-1]
 
 
 def imports_of(path):
@@ -32,20 +31,17 @@ def imports_of(path):
     return {name.partition(".")[0] for name in found}
 
 
-def level(module):
-    return next(i for i, names in enumerate(LEVELS) if module in names)
-
-
 def test_packages_are_in_the_order():
     folders = {path.parent.name for path in ROOT.glob("*/__init__.py")}
-    assert folders - {"tests", "benchmarks", "docs"} == set(PACKAGES)
+    assert folders - {"tests", "benchmarks", "docs"} == LEVEL_OF.keys() - SCRIPTS
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_point_one_way(path):
-    package = path.relative_to(ROOT).with_suffix("").parts[0]
-    for imported in imports_of(path) & {*PACKAGES, *LEVELS[-1]} - {package}:
-        assert level(imported) < level(package), f"{path} imports {imported}"
+@pytest.mark.parametrize("name", sorted(LEVEL_OF))
+def test_imports_point_one_way(name):
+    paths = [ROOT / f"{name}.py"] if name in SCRIPTS else (ROOT / name).glob("*.py")
+    for path in paths:
+        for imported in imports_of(path) & LEVEL_OF.keys() - {name}:
+            assert LEVEL_OF[imported] < LEVEL_OF[name], f"{path} imports {imported}"
 
 
 def test_hornbook_imports_nothing_of_ours():
