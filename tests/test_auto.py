@@ -39,11 +39,7 @@ def test_auto_eval_interval(max_iters, interval, corpus):
 
 @pytest.mark.parametrize(
     ("dtype", "tokens", "kernel"),
-    [
-        (torch.bfloat16, 1024, "batched"),
-        (torch.bfloat16, 1025, "sdpa"),
-        (torch.float32, 64, "sdpa"),
-    ],
+    [(torch.bfloat16, 1024, "batched"), (torch.bfloat16, 1025, "sdpa"), (torch.float32, 8, "sdpa")],
 )
 def test_auto_kernel(dtype, tokens, kernel, monkeypatch):
     called = []
