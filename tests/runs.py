@@ -206,8 +206,7 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, object]]]:
     found = {}
     for tag in events.Tags()["tensors"]:
         plugin = events.SummaryMetadata(tag).plugin_data.plugin_name
-        left_out = tag == "train/chars_per_sec" or tag.startswith("setup/")
-        if plugin in ("scalars", "text") and not left_out:
+        if plugin in ("scalars", "text") and not tag.startswith(("train/chars_per_sec", "setup/")):
             tensors = [(each.step, make_ndarray(each.tensor_proto)) for each in events.Tensors(tag)]
             found[tag] = [(step, tensor.tolist()) for step, tensor in tensors]
     return found
