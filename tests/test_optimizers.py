@@ -1,28 +1,24 @@
 """AdamW and Muon: the parameters of each; test_hornbook.py compares their updates."""
 
-import dataclasses
-
 import pytest
 import torch
 from torch import nn
 
-from configs.schema import LAYOUTS, ModelConfig, TrainConfig
+from configs.schema import LAYOUTS, TrainConfig
 from model import gpt
-from model.gpt import GPT, Block
+from model.gpt import Block
 from model.parameters import named_tensors
 from storage.checkpoint import LAST, load_checkpoint
 from tests.runs import same_runs, train, train_and_copy
-from tests.variants import noisy
+from tests.variants import random_model
 from training.optimizers import build_optimizers
-
-MODEL = ModelConfig(n_layer=2, n_head=2, n_embd=16, block_size=8, positions="learned", bias=True)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_optimizer_of_each_parameter(layout, optimizer):
     """It has one, and only vectors have no weight decay; Muon has the matrices of the blocks."""
-    model = noisy(GPT(dataclasses.replace(MODEL, layout=layout), 11)).double()
+    model = random_model(layout=layout, positions="learned", bias=True).double()
     before = named_tensors(model)
     train = TrainConfig(optimizer=optimizer, learning_rate=0.02, weight_decay=0.5)
     optimizers = build_optimizers(model, train, torch.float64)
