@@ -1,7 +1,5 @@
 """A step: what it returns, and how often it waits for the device."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -10,19 +8,19 @@ from configs.schema import LAYOUTS, Config, ModelConfig, TrainConfig
 from data.batches import IGNORE_INDEX
 from model.gpt import cross_entropy
 from tests.texts import load, write
+from tests.variants import SIZES
 from train import train_step
 from training.device import Runtime
 from training.distributed import World
 from training.state import Run
 
-MODEL = ModelConfig(n_layer=1, n_head=2, n_embd=8, block_size=8)
 TRAIN = TrainConfig(optimizer="muon", gradient_accumulation_steps=3, batch_size=4)
 
 
-def run_on(device, corpus, model=MODEL):
+def run_on(device, corpus, **choices):
     """Return a small run on a device."""
-    runtime = Runtime(torch.device(device), torch.float32)
-    return Run(Config(model=model, train=TRAIN), corpus, runtime, World())
+    settings = Config(model=ModelConfig(**SIZES | choices), train=TRAIN)
+    return Run(settings, corpus, Runtime(torch.device(device), torch.float32), World())
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -30,9 +28,8 @@ def test_step_waits_for_the_device_once(layout, tmp_path, monkeypatch):
     """On `meta`, where to read a number is an error, and so is a tensor on the CPU."""
     reads = []
     monkeypatch.setattr(torch.Tensor, "tolist", lambda _: reads.append(1) or [1.0, 1.0])
-    model = replace(MODEL, layout=layout, dropout=0.1, attention_dropout=0.1)
     corpus = load(write(f"{tmp_path}/book.txt", "What is said is said, and done.\n" * 2))
-    train_step(run_on("meta", corpus, model))
+    train_step(run_on("meta", corpus, layout=layout, dropout=0.1, attention_dropout=0.1))
     assert len(reads) == 1
 
 
