@@ -24,9 +24,10 @@ def corpus(tmp_path):
     [(2.9, 128, 0), (5, 128, 0.05), (99, 128, 0.3), (10, 64, 0)],
 )
 def test_auto_dropout(epochs, n_embd, dropout, corpus):
-    corpus = replace(corpus, train=Split(np.zeros(10**5, np.uint8)), val=())
+    corpus = replace(corpus, train=Split(np.zeros(50_000)), val=Split(np.zeros(50_000)))
     model = ModelConfig(dropout="auto", n_layer=2, n_embd=n_embd, block_size=100)
-    train = TrainConfig(batch_size=10, max_iters=round(epochs * 100) + 1)
+    # an epoch is 100.2 steps
+    train = TrainConfig(batch_size=1, gradient_accumulation_steps=5, max_iters=int(101 * epochs))
     assert resolve_auto(Config(model=model, train=train), corpus).model.dropout == dropout
 
 
