@@ -72,9 +72,11 @@ def test_order_depends_on_seed_and_step():
 @settings(max_examples=40, deadline=None)
 @given(SPLITS, SIZES, SIZES)
 def test_evaluation_covers_everything(lengths, block_size, batch_size):
-    split, targets = split_of(lengths), []
+    """The longest windows come first."""
+    split, targets, longest = split_of(lengths), [], block_size
     for x, y, documents in evaluation_windows(split, block_size, batch_size):
-        assert x.shape[0] <= batch_size and x.shape[1] <= block_size
+        assert x.shape[0] <= batch_size and x.shape[1] <= longest
+        longest = x.shape[1]
         assert np.array_equal(y, x + 1)
         assert np.array_equal(x, x[:, :1] + np.arange(x.shape[1]))
         for row, document in zip(y, documents, strict=True):
@@ -96,4 +98,4 @@ def test_sample_predicts_nothing_twice(lengths, block_size, limit):
         return
     predicted = targets_of(chosen)
     assert len(predicted) <= limit or len(chosen.documents) == 1 or isinstance(lengths, list)
-    assert len(set(predicted)) == len(predicted) and set(predicted) <= set(targets_of(split))
+    assert 0 < len(set(predicted)) == len(predicted) and set(predicted) <= set(targets_of(split))
