@@ -3,6 +3,7 @@
 import math
 import re
 from dataclasses import astuple
+from unittest.mock import Mock
 
 import pytest
 
@@ -48,24 +49,21 @@ def test_minutes_too_few(timing):
 
 def test_minutes_choose_the_length(options, tmp_path, monkeypatch):
     """The run is that of the length which is printed; a resume keeps it."""
-    dropouts = []
+    recorded = Mock(wraps=train_step)
 
     def timing(*arguments):
         assert min(astuple(measure_timing(*arguments))) > 0
         return Timing(start=1, step=0.1, samples=0.2, character=1e-3)
 
-    def recorded_step(run):
-        dropouts.append(run.settings.model.dropout)
-        return train_step(run)
-
     timed, whole = f"--out_dir={tmp_path / 'timed'}", f"--out_dir={tmp_path / 'whole'}"
     monkeypatch.setattr("train.measure_timing", timing)
-    monkeypatch.setattr("train.train_step", recorded_step)
+    monkeypatch.setattr("train.train_step", recorded)
     words = [word for word in options if not word.startswith(("--max_iters", "--eval_interval"))]
     words += ["--dropout=auto", "--n_embd=32"]  # it can memorize
     code, output = train(*words, timed, "--minutes=0.1")
     assert code == 0, output
-    assert dropouts[0] == 0.3  # that of a long run: its steps take longer
+    (probe,) = recorded.call_args_list[0].args
+    assert probe.settings.model.dropout == 0.3  # that of a long run: its steps take longer
     line = r"--minutes=0\.1: (\d+) steps of .*, 1 evaluation of .* with --max_val_chars=(\d+)\n"
     steps, chars = re.search(line, output).groups()
     assert f"; an evaluation predicts about {chars} characters, evenly spaced\n" in output
