@@ -13,10 +13,7 @@ from tests.runs import exit_code, train_main
 
 
 def train_ranks(
-    folder: Path,
-    *arguments: object,
-    on_rank_1: Callable[[], None] | None = None,
-    code: int = 0,
+    folder: Path, *arguments: object, on_rank_1: Callable[[], None] | None = None, code: int = 0
 ) -> list[str]:
     """Run train.py with two ranks, which end with the exit code; return the output of each.
 
@@ -28,13 +25,12 @@ def train_ranks(
     with socket.create_server(("localhost", 0)) as server:
         port = server.getsockname()[1]
     files = [folder / "rank0", folder / "rank1"]
-    processes = [
-        context.Process(target=_rank, args=(rank, port, file, arguments, on_rank_1))
-        for rank, file in enumerate(files)
-    ]
-    for file, process in zip(files, processes, strict=True):
+    processes = []
+    for rank, file in enumerate(files):
         file.write_text("")
+        process = context.Process(target=_rank, args=(rank, port, file, arguments, on_rank_1))
         process.start()
+        processes.append(process)
     for process in processes:
         process.join(120)  # one that has failed may let the other wait
         process.kill()
@@ -46,11 +42,10 @@ def train_ranks(
 def _rank(rank: int, port: int, file: Path, argv: tuple, on_rank_1: Callable | None) -> None:
     for stream in (1, 2):
         os.dup2(os.open(file, os.O_WRONLY | os.O_APPEND), stream)
-    variables = {
-        "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2,
-        "MASTER_ADDR": "localhost", "MASTER_PORT": port,
+    os.environ |= {
+        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "localhost", "MASTER_PORT": str(port),
     }  # fmt: skip
-    os.environ |= {name: str(value) for name, value in variables.items()}
     os.chdir(ROOT)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if on_rank_1 and rank == 1:
