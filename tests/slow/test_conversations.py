@@ -14,10 +14,6 @@ from tests.runs import run_sample
 HINT = "the model continues what you type; an empty line lets it go on; Ctrl-D ends\n"
 
 
-def ended(text):
-    return text if text.endswith("\n") else f"{text}\n"
-
-
 def test_conversation_is_one_text(uninterrupted):
     """A reply ends with a stop string, which the next line continues, or at the length."""
     options = [uninterrupted, "--max-new-tokens=20"]
@@ -27,7 +23,7 @@ def test_conversation_is_one_text(uninterrupted):
         text += f"\n{known}" if known and text[-1] not in "t\n" else known
         sample, _ = run_sample(*options, f"--prompt={text}")
         reply = re.match("[^t]{,20}t?", sample[len(text) :])[0]
-        text, screen = text + reply, screen + ended(reply)
+        text, screen = text + reply, screen + reply.removesuffix("\n") + "\n"
     typed = "\n".join(lines).encode("utf-8-sig")  # PowerShell begins with a mark
     talk = run_sample(*options, "--prompt=So", "--stop=t", "--interactive", stdin=typed)
     assert talk == (screen, "left out, never read: '\xe9' (U+00E9)\n")
