@@ -9,7 +9,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 import convert
 from common.console import UserError
 from storage.checkpoint import load_model
-from tests.runs import train
+from tests.runs import snapshot, train
 
 TEXT = "".join(random.Random(0).choices("\n !,.aAbBcdefghio\xe9\u2028\U0001f600", k=600))
 ARGS = {
@@ -91,9 +91,8 @@ def test_import_is_fine_tuned(files):
     (files / "text.txt").write_text(TEXT, "utf-16-le")
     run = import_run(files, "--encoding=utf-16-le")
     options = [f"--sources={files / 'text.txt'}", "--val_fraction=0.2", "--dtype=float32"]
-    options += ["--max_iters=1", "--warmup_ratio=0", "--eval_interval=1"]
-    words = [run / "config.yaml", f"--init_from={run}", f"--out_dir={files / 'more'}", *options]
-    code, output = train(*words)
+    options += ["--max_iters=1", "--warmup_ratio=0", "--eval_interval=1", f"--out_dir={files}/more"]
+    code, output = train(run / "config.yaml", f"--init_from={run}", *options)
     assert code == 0, output
     assert load_model(files / "more")[1].vocabulary == "".join(sorted(set(TEXT)))
 
@@ -101,10 +100,10 @@ def test_import_is_fine_tuned(files):
 def test_import_into_a_run(files):
     """It is refused, and leaves the run as it is."""
     run = import_run(files)
-    before = {path: path.read_bytes() for path in run.iterdir()}
+    before = snapshot(run)
     with pytest.raises(UserError, match="holds a run; choose another"):
         import_run(files)
-    assert {path: path.read_bytes() for path in run.iterdir()} == before
+    assert snapshot(run) == before
 
 
 class Harmful:
