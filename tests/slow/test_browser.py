@@ -23,7 +23,6 @@ expect.set_options(timeout=60_000)
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM = next(filter(None, map(shutil.which, BROWSERS)), None)
 PAGE, CKPT = "page.html", "model.safetensors"  # in the folder of a test
-RECIPES = ("nanogpt_cpu", "shakespeare", "mytext_small")  # others have the choices of one of these
 LETTERS = "\n abcdefghi"
 TEXT = "學而時習之\u3000不亦說乎\r\nسلام دنیا\r\n"
 
@@ -164,7 +163,8 @@ def test_page_of_questions(open_page, printed, tmp_path):
     assert not any(colors(page)[:4]) and any(colors(page)[4:])  # of the answer alone
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+# the other recipes have the choices of one of these
+@pytest.mark.parametrize("recipe", ["nanogpt_cpu", "shakespeare", "mytext_small"])
 def test_page_equals_python(open_page, tmp_path, recipe):
     """In losses, probabilities, the logit lens, with a head off, and in attention."""
     model = make_page(tmp_path, recipe=recipe)
