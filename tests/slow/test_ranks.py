@@ -14,7 +14,6 @@ from tests.runs import (
     before_call,
     losses,
     same_runs,
-    scalars,
     small_run_args,
     snapshot,
     start,
@@ -60,16 +59,15 @@ def test_ranks_that_cannot_share(monkeypatch):
 
 
 def test_ranks_equal_one_process(two_ranks, tmp_path):
-    """To 1e-5 in float32: sums have another order."""
+    """To 1e-5 in float32: sums have another order. A loss that rank 1 logs would be one more."""
     options, run, _ = two_ranks
     assert train(*options, f"--out_dir={tmp_path}")[0] == 0
     assert losses(run) == pytest.approx(losses(tmp_path), abs=1e-5)
 
 
-def test_rank_0_alone_writes_and_prints(two_ranks):
-    _, run, (printed, other) = two_ranks
+def test_rank_0_alone_prints(two_ranks):
+    *_, (printed, other) = two_ranks
     assert printed.count(f"step {STEPS}:") == 1 and ", 2 processes\n" in printed and other == ""
-    assert [step for step, _ in scalars(run)["train/loss"]] == list(range(1, STEPS + 1))
 
 
 def share_no_folder() -> None:
