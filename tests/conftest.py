@@ -34,11 +34,17 @@ def options(tmp_path):
 
 
 @pytest.fixture
-def train_run(options, tmp_path):
+def run(tmp_path):
+    """The folder of a run, which it makes."""
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def train_run(options, run):
     """A function that trains the small run in its folder, with more options; see runs.train."""
     from tests.runs import train
 
-    return lambda *more: train(*options, f"--out_dir={tmp_path / 'run'}", *more)
+    return lambda *more: train(*options, f"--out_dir={run}", *more)
 
 
 @pytest.fixture(scope="session")

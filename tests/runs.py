@@ -22,10 +22,9 @@ from tensorboard.util.tensor_util import make_ndarray
 import sample
 import train as train_script
 from common.console import UserError, report_error
-from common.files import write_atomic
 from configs.command import parse_sample_options, parse_train
 from configs.schema import to_flat
-from storage.checkpoint import BEST, LAST, Checkpoint, load_checkpoint, to_bytes
+from storage.checkpoint import BEST, LAST, load_checkpoint
 from tests.conftest import ROOT
 from training import evaluate
 from training.distributed import World
@@ -174,11 +173,6 @@ def train_and_copy(folder: Path, step: int, *arguments: object) -> Path:
 
 
 # ------------------------------------------------------------------------------------------ results
-
-
-def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint, whatever it contains."""
-    write_atomic(path, to_bytes(checkpoint))
 
 
 def step_of(folder: Path) -> int:

@@ -19,9 +19,8 @@ def test_best_has_the_weights_alone(uninterrupted):
     assert bits(best.tensors) == bits(weights)
 
 
-def test_best_never_gets_worse(train_run, tmp_path, monkeypatch):
+def test_best_never_gets_worse(train_run, run, monkeypatch):
     """NaN is never the best. When a finished run trains longer, the learning rate jumps up."""
-    run = tmp_path / "run"
     evaluations_give(monkeypatch, math.nan, 1.7, 1.8, 1.8)
     assert train_run("--patience=3")[0] == 0
     before = (run / BEST).read_bytes()
@@ -34,11 +33,11 @@ def test_best_never_gets_worse(train_run, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("loss", "damaged", "kept"), [(1.8, False, True), (1.6, False, False), (1.8, True, False)]
 )
-def test_best_that_last_does_not_know(loss, damaged, kept, options, tmp_path, monkeypatch):
+def test_best_that_last_does_not_know(loss, damaged, kept, options, run, monkeypatch):
     """As after a kill between the two writes."""
     evaluations_give(monkeypatch, 2.0, 1.7, 1.8, 1.8)
-    killed = train_and_copy(tmp_path / "run", 10, *options)
-    best = (tmp_path / "run" / BEST).read_bytes()[: -1 if damaged else None]
+    killed = train_and_copy(run, 10, *options)
+    best = (run / BEST).read_bytes()[: -1 if damaged else None]
     (killed / BEST).write_bytes(best)
     evaluations_give(monkeypatch, loss, 3.0, 3.0)
     assert train(killed)[0] == 0

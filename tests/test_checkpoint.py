@@ -11,8 +11,8 @@ import torch
 from common.console import CheckpointError
 from common.files import BEST, LAST
 from configs.schema import Config
-from storage.checkpoint import Checkpoint, load_checkpoint, load_for_sampling, load_model
-from tests.runs import bits, build, write_checkpoint
+from storage.checkpoint import Checkpoint, load_checkpoint, load_for_sampling, load_model, to_bytes
+from tests.runs import bits, build
 
 VOCABULARY = "\0\n </script>\u2028"
 A, HALF = torch.arange(6.0).reshape(2, 3), torch.full((2, 3), -0.5)
@@ -28,7 +28,7 @@ def folder(uninterrupted, tmp_path):
 def small(tmp_path):
     """The file of a small checkpoint; no escape in its JSON has letters, which may be capitals."""
     saved = Checkpoint(Config(), VOCABULARY, {"model.a": A, "exp_avg.a": HALF})
-    write_checkpoint(tmp_path / LAST, saved)
+    (tmp_path / LAST).write_bytes(to_bytes(saved))
     return tmp_path / LAST
 
 
@@ -118,7 +118,7 @@ WRONG = [  # a part of a checkpoint, words of the error
 
 @pytest.mark.parametrize(("part", "words"), WRONG)
 def test_wrong_content_is_refused(part, words, small):
-    write_checkpoint(small, replace(load_checkpoint(small), **part))
+    small.write_bytes(to_bytes(replace(load_checkpoint(small), **part)))
     message = error_message(load_checkpoint, small)
     assert message.startswith(f"{small}: not a Hornbook checkpoint ") and words in message
 
@@ -126,7 +126,7 @@ def test_wrong_content_is_refused(part, words, small):
 def test_missing_field_has_its_default(small):
     """As in the file of an earlier version."""
     before = load_checkpoint(small)
-    write_checkpoint(small, replace(before, settings={}, progress={}))
+    small.write_bytes(to_bytes(replace(before, settings={}, progress={})))
     assert replace(load_checkpoint(small), tensors={}) == replace(before, tensors={})
 
 
@@ -136,7 +136,7 @@ def test_wrong_tensor_is_refused(kind, folder):
     saved, mlp = load_checkpoint(folder / LAST), f"{kind}.blocks.0.mlp"
     del saved.tensors[f"{mlp}.down"]
     saved.tensors |= {f"{mlp}.up": torch.zeros(16, 64), f"{mlp}.upper": torch.zeros(1)}
-    write_checkpoint(folder / LAST, saved)
+    (folder / LAST).write_bytes(to_bytes(saved))
     wrong = f"{folder / LAST}: not as its settings describe: {mlp}.down, {mlp}.up, {mlp}.upper"
     assert error_message(build, folder) == wrong
     if kind == "model":

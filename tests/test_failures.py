@@ -12,12 +12,6 @@ import torch
 from storage.checkpoint import BEST, LAST, load_checkpoint
 from tests.runs import STEPS, at_step, evaluations_give, step_of, train
 
-
-@pytest.fixture
-def run(tmp_path):
-    return tmp_path / "run"
-
-
 NOT_FINITE = [  # a function of a step, what it returns, words of the error
     ("torch.nn.utils.clip_grad_norm_", torch.tensor(math.inf), "gradient norm inf"),
     ("train.lr_multiplier", math.inf, "the weights or their moments are no longer finite"),

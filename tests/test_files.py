@@ -7,8 +7,8 @@ from functools import partial
 
 import pytest
 
-from common import files
 from common.console import ResourceError
+from common.files import write_atomic
 
 LAST, OLD, NEW = "last.safetensors", b"old" * 5000, b"new" * 5000
 CALLS = ["create", "write", "fsync", "replace"]  # of a save
@@ -25,7 +25,7 @@ class System:
         self.calls, self.fault, self.fatal = [], fault, fatal
         for name in ("fsync", "replace", "unlink"):
             patch.setattr(os, name, partial(self.call, name, getattr(os, name)))
-        patch.setattr(files, "open", partial(self.call, "create", self.create), raising=False)
+        patch.setattr("common.files.open", partial(self.call, "create", self.create), raising=False)
 
     def create(self, path, mode):
         file = HalfFile(path, mode)
@@ -49,14 +49,10 @@ class HalfFile(io.FileIO):
         return self.system.call("write", super().write, content[half:])
 
 
-def save(folder, content):
-    files.write_atomic(folder / LAST, content)
-
-
 def test_save_calls(tmp_path, monkeypatch):
     """The file is on the disk before it has its name."""
     system = System(monkeypatch)
-    save(tmp_path, OLD)
+    write_atomic(tmp_path / LAST, OLD)
     assert system.calls == CALLS and (tmp_path / LAST).read_bytes() == OLD
 
 
@@ -64,20 +60,20 @@ def test_save_calls(tmp_path, monkeypatch):
 def test_save_without_fsync(code, tmp_path, monkeypatch):
     """On a drive that cannot, the file is there all the same."""
     System(monkeypatch, OSError(code, "no fsync here"), CALLS.index("fsync"))
-    save(tmp_path, NEW)
+    write_atomic(tmp_path / LAST, NEW)
     assert (tmp_path / LAST).read_bytes() == NEW
 
 
 @pytest.mark.parametrize("fatal", range(len(CALLS)))
 @pytest.mark.parametrize("fault", [OSError(errno.ENOSPC, "No space left"), Killed()], ids=repr)
 def test_save_fails(fault, fatal, tmp_path, monkeypatch):
-    save(tmp_path, OLD)
+    write_atomic(tmp_path / LAST, OLD)
     words = rf"{LAST}: not saved \(No space left\); earlier files are intact"
     with monkeypatch.context() as patch, pytest.raises((ResourceError, Killed)) as caught:
         System(patch, fault, fatal)
-        save(tmp_path, NEW)
+        write_atomic(tmp_path / LAST, NEW)
     if caught.type is ResourceError:  # it frees the space
         assert caught.match(words) and os.listdir(tmp_path) == [LAST]
     assert (tmp_path / LAST).read_bytes() == OLD
-    save(tmp_path, NEW)  # removes what a killed one left
+    write_atomic(tmp_path / LAST, NEW)  # removes what a killed one left
     assert os.listdir(tmp_path) == [LAST]

@@ -14,14 +14,14 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("separator", "first", "second", "items"),
-    [
-        ("\n", "ada\nbo\n", "cyd\nbo", ["ada", "bo", "bo", "cyd"]),
-        ("\n\n", "ode\n one \n \nelegy", "\t\nlay", ["elegy", "lay", "ode\n one"]),
-        ("--", "anna--\nbob \n", "\u3000--cyd--", ["anna", "bob", "cyd"]),
-    ],
-)
+DOCUMENTS = [  # separator, two files, their items
+    ("\n", "ada\nbo\n", "cyd\nbo", ["ada", "bo", "bo", "cyd"]),
+    ("\n\n", "ode\n one \n \nelegy", "\t\nlay", ["elegy", "lay", "ode\n one"]),
+    ("--", "anna--\nbob \n", "\u3000--cyd--", ["anna", "bob", "cyd"]),
+]
+
+
+@pytest.mark.parametrize(("separator", "first", "second", "items"), DOCUMENTS)
 def test_item_is_a_document(separator, first, second, items):
     """With its end. Newlines around it, blanks at ends of lines and blank items do not count."""
     write("lists/a.txt", first), write("lists/b.txt", second)

@@ -1,7 +1,6 @@
 """Lists in training and sampling: steps and evaluations of questions, and what sample.py does."""
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -18,7 +17,7 @@ SMALL = [
 ]  # fmt: skip
 
 
-def trained(folder: Path, items: list[str], *options: str) -> Path:
+def trained(folder, items, *options):
     """Train on a list, which is written to `folder`; return the run folder in it."""
     text, run = folder / "list.txt", folder / "run"
     text.write_text("\n".join(items))

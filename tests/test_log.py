@@ -61,7 +61,7 @@ def test_log_values(uninterrupted):
         assert found == pytest.approx(logged.get(tag, {}), rel=1e-6), tag
 
 
-def test_log_after_kill(options, uninterrupted, tmp_path, monkeypatch):
+def test_log_after_kill(options, run, uninterrupted, monkeypatch):
     """Nothing that was logged is lost; the resumed log is that of a run without a kill.
 
     metrics.csv is only appended to, even if its last row was cut; each row ends with a newline.
@@ -73,7 +73,7 @@ def test_log_after_kill(options, uninterrupted, tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(gfile.LocalFileSystem, "append", slow)
-        run = train_and_copy(tmp_path / "run", 11, *options)  # a copy is what a kill leaves
+        run = train_and_copy(run, 11, *options)  # a copy is what a kill leaves
     assert [step for step, _ in scalars(run)["train/loss"]] == list(range(1, 12))
     before = (run / log.METRICS).read_text()
     assert before.endswith("\n")
@@ -85,9 +85,8 @@ def test_log_after_kill(options, uninterrupted, tmp_path, monkeypatch):
     assert 1.5 <= float(after.splitlines()[-1].split(",")[1]) < 2  # the minutes go on too
 
 
-def test_log_after_the_clock_went_back(options, tmp_path):
+def test_log_after_the_clock_went_back(options, run):
     """TensorBoard keeps every point, although it reads the file of the resume first."""
-    run = tmp_path / "run"
     assert train(*options, f"--out_dir={run}", "--max_iters=12")[0] == 0
     (events,) = run.glob("events*")
     _, seconds, rest = re.split(r"(\d{10})", events.name, maxsplit=1)
@@ -134,9 +133,8 @@ FAULTS = [  # what goes wrong, the warning, the results that are complete
 # TensorBoard's thread ends in a traceback
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize(("fault", "warning", "results"), FAULTS)
-def test_log_that_fails(fault, warning, results, train_run, tmp_path, uninterrupted, monkeypatch):
+def test_log_that_fails(fault, warning, results, train_run, run, uninterrupted, monkeypatch):
     """One warning with the reason; the other part is complete."""
-    run = tmp_path / "run"
     fault(monkeypatch, run)
     code, output = train_run()
     assert code == 0 and output.count("warning: ") == 1, output

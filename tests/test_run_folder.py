@@ -16,11 +16,6 @@ from tests.texts import write
 
 
 @pytest.fixture
-def run(tmp_path):
-    return tmp_path / "run"
-
-
-@pytest.fixture
 def options(options, run):
     return [*options, "--max_iters=4", "--warmup_ratio=0", "--cooldown_ratio=0", f"--out_dir={run}"]
 

@@ -11,7 +11,6 @@ from common.messages import printable, quoted
 from configs.command import parse_sample_options
 from configs.schema import Config, DataConfig
 from data.batches import Split, evaluation_windows
-from sample import LoadedModel
 from sampling.novel import longest_passage
 from storage.checkpoint import load_model
 from tests.runs import run_sample
@@ -63,7 +62,7 @@ def test_sample_by_layout_kernel_and_cache(uninterrupted):
     options = [uninterrupted, "--max-new-tokens=100", "--dtype=float32"]
     changed = ["--layout=heads", "--kernel=loop", "--cache=false"]
     assert run_sample(*options) == run_sample(*options, *changed)
-    loaded = LoadedModel(parse_sample_options([f"--ckpt={uninterrupted}", *changed]))
+    loaded = sample.LoadedModel(parse_sample_options([f"--ckpt={uninterrupted}", *changed]))
     generation = loaded.start_generation("So", [1])
     config = generation.model.config
     assert (config.layout, config.kernel, generation.cache) == ("heads", "loop", None)

@@ -28,9 +28,8 @@ def send(names):
         signal.raise_signal(getattr(signal, name))
 
 
-def test_stop_at_any_moment(train_run, tmp_path, uninterrupted):
+def test_stop_at_any_moment(train_run, run, uninterrupted):
     """The checkpoints are whole, and the printed command resumes bit-exactly."""
-    run = tmp_path / "run"
     for function, call, names in MOMENTS:
         with pytest.MonkeyPatch.context() as patch:
             before_call(patch, function, call, partial(send, names))
@@ -47,10 +46,10 @@ def test_stop_at_any_moment(train_run, tmp_path, uninterrupted):
     assert same_runs(uninterrupted, run)
 
 
-def test_stop_outside_the_main_thread(train_run, tmp_path):
+def test_stop_outside_the_main_thread(train_run, run):
     """Such a thread trains; signals stay the main thread's."""
     before, codes = signal.getsignal(signal.SIGINT), []
     thread = threading.Thread(target=lambda: codes.append(train_run("--max_iters=2")[0]))
     thread.start(), thread.join()
-    assert codes == [0] and step_of(tmp_path / "run") == 2
+    assert codes == [0] and step_of(run) == 2
     assert signal.getsignal(signal.SIGINT) == before

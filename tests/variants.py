@@ -2,7 +2,6 @@
 
 import torch
 
-from common.files import write_atomic
 from configs.schema import Config, ModelConfig
 from model.gpt import GPT
 from model.parameters import named_tensors
@@ -45,5 +44,5 @@ def checkpoint_of(model, vocabulary, config=None, **more):
 
 def save_model(path, model, vocabulary, config=None, **more):
     """Write the checkpoint of a model that was not trained; return its path."""
-    write_atomic(path, to_bytes(checkpoint_of(model, vocabulary, config, **more)))
+    path.write_bytes(to_bytes(checkpoint_of(model, vocabulary, config, **more)))
     return path

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from storage.checkpoint import LAST, load_checkpoint
-from tests.runs import scalars, train, train_and_copy, write_checkpoint
+from storage.checkpoint import LAST, load_checkpoint, to_bytes
+from tests.runs import scalars, train, train_and_copy
 
 STORED = Path(__file__).with_name("stored.safetensors")
 LOSSES = {1: 4.11105, 5: 3.91007, 10: 3.6528, 15: 3.61085, 16: 3.62675}  # by step
@@ -48,5 +48,5 @@ if __name__ == "__main__":
         copy = train_and_copy(Path(folder, "auto"), 8, *OPTIONS)
         saved = load_checkpoint(copy / LAST)
         saved.settings = replace(saved.settings, out_dir="auto")
-        write_checkpoint(STORED, saved)
+        STORED.write_bytes(to_bytes(saved))
         print({n: round(loss, 5) for n, loss in losses(Path(folder, "auto")).items()})
