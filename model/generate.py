@@ -114,8 +114,8 @@ class Generation:
 
     def __init__(self, model: GPT, sampler: Sampler, *, cache: bool = True):
         self.model = model.eval()  # no dropout
-        # nn.Module finds its parts by __getattr__, after a plain lookup has failed: up to a seventh of
-        # the time of a character on a CPU. As plain attributes they are found at once.
+        # nn.Module finds its parts by __getattr__, after a plain lookup has failed: on a CPU, up to
+        # a seventh of the time of a character. As plain attributes they are found at once.
         for module in model.modules():
             module.__dict__.update(module._modules, **module._parameters)
         self.sampler = sampler
