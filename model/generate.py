@@ -114,8 +114,9 @@ class Generation:
 
     def __init__(self, model: GPT, sampler: Sampler, *, cache: bool = True):
         self.model = model.eval()  # no dropout
-        # nn.Module finds its parts by __getattr__, after a plain lookup has failed: on a CPU, up to
-        # a seventh of the time of a character. As plain attributes they are found at once.
+        # nn.Module finds parameters and submodules in __getattr__, after the normal lookup has
+        # failed: up to a seventh of the time per character on a CPU. Plain attributes are found
+        # at once.
         for module in model.modules():
             module.__dict__.update(module._modules, **module._parameters)
         self.sampler = sampler

@@ -1,6 +1,7 @@
 """Lists in training and sampling: steps and evaluations of questions, and what sample.py does."""
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -17,7 +18,7 @@ SMALL = [
 ]  # fmt: skip
 
 
-def trained(folder, items, *options):
+def trained(folder: Path, items: list[str], *options: str) -> Path:
     """Train on a list, which is written to `folder`; return the run folder in it."""
     text, run = folder / "list.txt", folder / "run"
     text.write_text("\n".join(items))
